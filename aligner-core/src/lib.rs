@@ -1,0 +1,50 @@
+//! Core of Aligner: samples, batches, models, fused operations, weights and the traits that
+//! algorithms, engines, rewards and communicators implement.
+//!
+//! | idea | type |
+//! |---|---|
+//! | a token sequence with a response mask | [`Sample`], in a [`Group`] |
+//! | groups packed without padding | [`Batch`] |
+//! | credit plus loss | [`Algorithm`] |
+//! | a model with parameters | [`Policy`], [`ParamSet`] |
+//! | generation | [`Engine`] |
+//! | what a response is worth | [`Reward`] |
+//! | ranks | [`Communicator`] |
+//!
+//! ```
+//! use aligner_core::{Batch, Group, Sample};
+//!
+//! let pair = Group::pair(
+//!     "row 1",
+//!     Sample::response(&[1, 2, 3], &[4, 5]),
+//!     Sample::response(&[1, 2, 3], &[6, 7]),
+//! );
+//! let batch = Batch::collate([&pair])?;
+//! assert_eq!(batch.tokens, [1, 2, 3, 4, 5, 6, 7]); // the prompt is there once
+//! assert_eq!(batch.rows[0], batch.rows[2]); // and predicts both first tokens
+//! # Ok::<(), aligner_core::Error>(())
+//! ```
+
+mod algorithm;
+mod batch;
+mod communicator;
+mod engine;
+mod error;
+pub mod metrics;
+mod params;
+mod policy;
+mod reward;
+mod sample;
+
+pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
+pub use batch::{Batch, Segment, Sequence, constant};
+pub use communicator::{Communicator, Phase, Reduce};
+pub use engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
+pub use error::{Error, Result};
+pub use metrics::Metrics;
+pub use params::{Param, ParamId, ParamSet, is_finite};
+pub use policy::{Gradients, Policy, finite_sum};
+pub use reward::{Reward, Score};
+pub use sample::{Group, Prompt, Sample};
+
+pub use burn::tensor::{Device, Tensor};

@@ -1,0 +1,164 @@
+//! A model's parameters: names, shapes and tensor handles. One set serves trainer and engine.
+
+use std::collections::HashMap;
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::{Error, Result};
+
+/// One parameter.
+#[derive(Debug, Clone)]
+pub struct Param {
+    /// Its name in a Hugging Face checkpoint.
+    pub name: String,
+    /// Its shape there: `[out, in]` for a linear's weight.
+    pub shape: Vec<usize>,
+    /// Its elements in row-major order, `[elements]`.
+    pub value: Tensor<1>,
+    /// Whether it is trained.
+    pub trainable: bool,
+}
+
+impl Param {
+    /// How many elements it has.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Index of a parameter in its set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ParamId(pub(crate) usize);
+
+/// Named parameters in a fixed order. A clone shares the tensors.
+#[derive(Debug, Clone, Default)]
+pub struct ParamSet {
+    params: Vec<Param>,
+    index: HashMap<String, usize>,
+}
+
+impl ParamSet {
+    /// Adds a parameter.
+    ///
+    /// # Errors
+    /// A name that is taken, or a value that is not `shape`'s size.
+    pub fn insert(&mut self, name: impl Into<String>, shape: &[usize], value: Tensor<1>) -> Result<ParamId> {
+        let name = name.into();
+        let elements: usize = shape.iter().product();
+        if value.dims() != [elements] {
+            return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &value.dims()));
+        }
+        if self.index.insert(name.clone(), self.params.len()).is_some() {
+            return Err(Error::Invalid(format!("parameter {name} is defined twice")));
+        }
+        self.params.push(Param { name, shape: shape.to_vec(), value, trainable: true });
+        Ok(ParamId(self.params.len() - 1))
+    }
+
+    /// Adds a parameter from host memory.
+    ///
+    /// # Errors
+    /// As [`ParamSet::insert`].
+    pub fn insert_data(&mut self, name: impl Into<String>, shape: &[usize], data: Vec<f32>, device: &Device) -> Result<ParamId> {
+        let len = data.len();
+        self.insert(name, shape, Tensor::from_data(TensorData::new(data, [len]), device))
+    }
+
+    /// The id of `name`.
+    pub fn id(&self, name: &str) -> Option<ParamId> {
+        self.index.get(name).copied().map(ParamId)
+    }
+
+    /// The parameter behind an id of this set or of one with the same model.
+    pub fn get(&self, id: ParamId) -> &Param {
+        &self.params[id.0]
+    }
+
+    /// The parameter called `name`.
+    pub fn by_name(&self, name: &str) -> Option<&Param> {
+        self.id(name).map(|id| self.get(id))
+    }
+
+    /// A parameter as a matrix `[rows, columns]`; a vector is one row.
+    pub fn matrix(&self, id: ParamId) -> Tensor<2> {
+        let param = self.get(id);
+        let columns = param.shape.last().copied().unwrap_or(1);
+        param.value.clone().reshape([param.elements() / columns.max(1), columns])
+    }
+
+    /// A parameter as a vector `[elements]`.
+    pub fn vector(&self, id: ParamId) -> Tensor<1> {
+        self.get(id).value.clone()
+    }
+
+    /// All parameters, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Param> {
+        self.params.iter()
+    }
+
+    /// All parameters, in order.
+    pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut Param> {
+        self.params.iter_mut()
+    }
+
+    /// How many parameters there are.
+    pub fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.params.is_empty()
+    }
+
+    /// Elements of all parameters, or of the trainable ones.
+    pub fn elements(&self, trainable_only: bool) -> usize {
+        self.params.iter().filter(|p| p.trainable || !trainable_only).map(Param::elements).sum()
+    }
+
+    /// The same values as autodiff leaves; the ones that are not trained stay constants.
+    #[must_use]
+    pub fn tracked(&self) -> Self {
+        let params = self.params.iter().map(|param| {
+            let value = Tensor::from_inner(param.value.clone());
+            Param { value: if param.trainable { value.require_grad() } else { value }, ..param.clone() }
+        });
+        Self { params: params.collect(), index: self.index.clone() }
+    }
+
+    /// The first parameter with a NaN or an infinity.
+    pub fn first_not_finite(&self) -> Option<&str> {
+        self.params.iter().find(|p| !is_finite(&p.value)).map(|p| p.name.as_str())
+    }
+}
+
+/// Whether every element is finite.
+pub fn is_finite(values: &Tensor<1>) -> bool {
+    // A sum of magnitudes is NaN or infinite as soon as one element is; overflow of finite
+    // elements is impossible below 1e38 / len, far above any weight.
+    let sum: f32 = values.clone().abs().sum().into_scalar();
+    sum.is_finite()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_shapes_checked() {
+        let device = Device::flex();
+        let mut params = ParamSet::default();
+        params.insert_data("w", &[2, 2], vec![0.0; 4], &device).unwrap();
+        assert!(params.insert_data("w", &[1], vec![0.0], &device).is_err());
+        let message = params.insert_data("b", &[3], vec![0.0; 2], &device).unwrap_err().to_string();
+        assert!(message.contains("[3]") && message.contains("[2]"), "{message}");
+    }
+
+    #[test]
+    fn nan_is_found_by_name() {
+        let mut params = ParamSet::default();
+        params.insert_data("good", &[1], vec![1.0], &Device::flex()).unwrap();
+        params.insert_data("bad", &[2], vec![1.0, f32::NAN], &Device::flex()).unwrap();
+        assert_eq!(params.first_not_finite(), Some("bad"));
+    }
+}

@@ -1,0 +1,81 @@
+//! A model with its parameters, as the learner sees it.
+
+use burn::tensor::Tensor;
+
+use crate::{Batch, Error, Forward, LossFn, Metrics, Needs, ParamSet, Result};
+
+/// Gradients of a loss sum with respect to each parameter of a set, in the set's order.
+#[derive(Debug, Clone, Default)]
+pub struct Gradients {
+    /// One flat gradient `[elements]` for each parameter; none where it is not trained or not used.
+    pub values: Vec<Option<Tensor<1>>>,
+    /// The loss summed over all micro-batches.
+    pub loss_sum: f64,
+    /// The loss's metrics over all micro-batches.
+    pub metrics: Metrics,
+}
+
+impl Gradients {
+    /// Adds the gradients of one micro-batch to those of the earlier ones.
+    pub fn add(&mut self, values: Vec<Option<Tensor<1>>>, loss_sum: f64, metrics: &Metrics) {
+        self.loss_sum += loss_sum;
+        self.metrics.merge(metrics);
+        if self.values.is_empty() {
+            self.values = values;
+            return;
+        }
+        for (sum, value) in self.values.iter_mut().zip(values) {
+            *sum = match (sum.take(), value) {
+                (Some(sum), Some(value)) => Some(sum + value),
+                (one, other) => one.or(other),
+            };
+        }
+    }
+}
+
+/// A model that gives log-probabilities of a packed batch, and gradients of a loss on them.
+pub trait Policy {
+    /// One pass over `batch`; differentiable where the parameters are tracked.
+    ///
+    /// # Errors
+    /// A batch that the model cannot take: token ids past the vocabulary, too many positions.
+    fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward>;
+
+    /// The parameters.
+    fn params(&self) -> &ParamSet;
+
+    /// The same model on other parameter handles: a frozen reference, an autodiff copy.
+    fn with_params(&self, params: ParamSet) -> Box<dyn Policy>;
+
+    /// Sums the gradients of `loss` over micro-batches.
+    ///
+    /// The default runs them in turn; a pipeline overrides it with its schedule.
+    ///
+    /// # Errors
+    /// Those of the forward pass and of the loss, and [`Error::NotFinite`] with the micro-batch's
+    /// sample ids where the loss is NaN or infinite.
+    fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
+        let mut gradients = Gradients::default();
+        for batch in micro {
+            let tracked = self.with_params(self.params().tracked());
+            let out = loss(&tracked.forward(batch, needs)?, batch)?;
+            let sum = finite_sum(&out.sum, batch)?;
+            let mut grads = out.sum.backward();
+            let values = tracked.params().iter().map(|p| p.value.grad_remove(&mut grads)).collect();
+            gradients.add(values, sum, &out.metrics);
+        }
+        Ok(gradients)
+    }
+}
+
+/// A loss sum on the host, checked to be finite.
+///
+/// # Errors
+/// [`Error::NotFinite`] names the batch's samples.
+pub fn finite_sum(sum: &Tensor<1>, batch: &Batch) -> Result<f64> {
+    let sum: f32 = sum.clone().into_scalar();
+    if sum.is_finite() {
+        return Ok(f64::from(sum));
+    }
+    Err(Error::NotFinite { what: "the loss".into(), samples: batch.sample_ids() })
+}
