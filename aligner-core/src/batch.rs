@@ -176,7 +176,13 @@ impl Batch {
         self.known(&self.ref_logps, "ref_logps", "Needs::REF_LOGPS", like)
     }
 
-    fn known(&self, values: &[f32], field: &'static str, need: &'static str, like: &Tensor<1>) -> Result<Tensor<1>> {
+    fn known(
+        &self,
+        values: &[f32],
+        field: &'static str,
+        need: &'static str,
+        like: &Tensor<1>,
+    ) -> Result<Tensor<1>> {
         if values.len() != self.targets.len() {
             return Err(Error::Missing { field, need });
         }

@@ -89,9 +89,8 @@ pub trait Engine {
     /// # Errors
     /// Those of `submit` and `poll`.
     fn generate(&mut self, prompts: &[Prompt], sampling: &Sampling) -> Result<Vec<Sample>> {
-        let submit = |prompt: &Prompt| {
-            self.submit(Request { prompt: prompt.clone(), sampling: sampling.clone() })
-        };
+        let submit =
+            |prompt: &Prompt| self.submit(Request { prompt: prompt.clone(), sampling: sampling.clone() });
         let ids = prompts.iter().map(submit).collect::<Result<Vec<_>>>()?;
         let mut done = std::collections::HashMap::new();
         while done.len() < ids.len() {

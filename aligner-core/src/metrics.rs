@@ -74,29 +74,105 @@ pub struct Entry {
 
 /// The dictionary: what each metric means and which range is healthy.
 pub const DICTIONARY: &[Entry] = &[
-    Entry { name: "loss", meaning: "loss per token or per sequence, as the algorithm counts, in nats", healthy: "falls; SFT of a pretrained model starts between 1 and 4" },
-    Entry { name: "eval/loss", meaning: "the same loss on held-out rows", healthy: "falls with the training loss; a rise while `loss` falls is overfitting" },
-    Entry { name: "perplexity", meaning: "exp of the mean negative log-likelihood per target token", healthy: "1 or more, falling" },
-    Entry { name: "mean_token_accuracy", meaning: "share of target tokens given a probability above one half", healthy: "0 to 1, rising" },
-    Entry { name: "entropy", meaning: "mean entropy of the next-token distribution, in nats", healthy: "falls slowly; a collapse to 0 means the policy has stopped exploring" },
-    Entry { name: "grad_norm", meaning: "global L2 norm of the gradient before clipping", healthy: "steady; spikes of ten times and more point at bad rows or a high learning rate" },
+    Entry {
+        name: "loss",
+        meaning: "loss per token or per sequence, as the algorithm counts, in nats",
+        healthy: "falls; SFT of a pretrained model starts between 1 and 4",
+    },
+    Entry {
+        name: "eval/loss",
+        meaning: "the same loss on held-out rows",
+        healthy: "falls with the training loss; a rise while `loss` falls is overfitting",
+    },
+    Entry {
+        name: "perplexity",
+        meaning: "exp of the mean negative log-likelihood per target token",
+        healthy: "1 or more, falling",
+    },
+    Entry {
+        name: "mean_token_accuracy",
+        meaning: "share of target tokens given a probability above one half",
+        healthy: "0 to 1, rising",
+    },
+    Entry {
+        name: "entropy",
+        meaning: "mean entropy of the next-token distribution, in nats",
+        healthy: "falls slowly; a collapse to 0 means the policy has stopped exploring",
+    },
+    Entry {
+        name: "grad_norm",
+        meaning: "global L2 norm of the gradient before clipping",
+        healthy: "steady; spikes of ten times and more point at bad rows or a high learning rate",
+    },
     Entry { name: "learning_rate", meaning: "the rate of this step", healthy: "follows the schedule" },
-    Entry { name: "num_tokens", meaning: "tokens computed since the start, shared prompts counted once", healthy: "grows evenly" },
+    Entry {
+        name: "num_tokens",
+        meaning: "tokens computed since the start, shared prompts counted once",
+        healthy: "grows evenly",
+    },
     Entry { name: "epoch", meaning: "passes over the data set", healthy: "grows evenly" },
     Entry { name: "step_time", meaning: "seconds of this step", healthy: "steady" },
-    Entry { name: "tokens_per_second", meaning: "computed tokens per second of this step", healthy: "steady" },
-    Entry { name: "rewards/chosen", meaning: "beta times (policy minus reference) log-probability of the chosen answer (DPO), or its score (reward model)", healthy: "DPO: may fall below 0, but more slowly than rewards/rejected" },
+    Entry {
+        name: "tokens_per_second",
+        meaning: "computed tokens per second of this step",
+        healthy: "steady",
+    },
+    Entry {
+        name: "rewards/chosen",
+        meaning: "beta times (policy minus reference) log-probability of the chosen answer (DPO), or its score (reward model)",
+        healthy: "DPO: may fall below 0, but more slowly than rewards/rejected",
+    },
     Entry { name: "rewards/rejected", meaning: "the same for the rejected answer", healthy: "falls" },
-    Entry { name: "rewards/margins", meaning: "rewards/chosen minus rewards/rejected", healthy: "starts at 0 for DPO, rises" },
-    Entry { name: "rewards/accuracies", meaning: "share of pairs whose chosen reward is higher; ties count one half", healthy: "starts at 0.5 for DPO, rises; 1.0 early means the pairs are trivial" },
-    Entry { name: "logps/chosen", meaning: "summed log-probability of the chosen answer, in nats", healthy: "a steep fall means that the policy forgets the chosen answers too" },
-    Entry { name: "logps/rejected", meaning: "summed log-probability of the rejected answer, in nats", healthy: "falls" },
-    Entry { name: "accuracy", meaning: "reward model: share of pairs ranked as labelled, ties one half", healthy: "0.5 at the start, rising; real preference data ends near 0.6 to 0.8" },
-    Entry { name: "margin", meaning: "reward model: mean score difference of chosen and rejected", healthy: "rises" },
-    Entry { name: "mean_reward", meaning: "reward model: mean score over all samples", healthy: "near 0 with centering" },
-    Entry { name: "min_reward", meaning: "reward model: lowest score of the step", healthy: "not running away" },
-    Entry { name: "max_reward", meaning: "reward model: highest score of the step", healthy: "not running away" },
-    Entry { name: "kl", meaning: "mean per-token KL of the policy to its reference, in nats", healthy: "0 at the start; tens of nats a sequence mean that the policy has left its reference" },
+    Entry {
+        name: "rewards/margins",
+        meaning: "rewards/chosen minus rewards/rejected",
+        healthy: "starts at 0 for DPO, rises",
+    },
+    Entry {
+        name: "rewards/accuracies",
+        meaning: "share of pairs whose chosen reward is higher; ties count one half",
+        healthy: "starts at 0.5 for DPO, rises; 1.0 early means the pairs are trivial",
+    },
+    Entry {
+        name: "logps/chosen",
+        meaning: "summed log-probability of the chosen answer, in nats",
+        healthy: "a steep fall means that the policy forgets the chosen answers too",
+    },
+    Entry {
+        name: "logps/rejected",
+        meaning: "summed log-probability of the rejected answer, in nats",
+        healthy: "falls",
+    },
+    Entry {
+        name: "accuracy",
+        meaning: "reward model: share of pairs ranked as labelled, ties one half",
+        healthy: "0.5 at the start, rising; real preference data ends near 0.6 to 0.8",
+    },
+    Entry {
+        name: "margin",
+        meaning: "reward model: mean score difference of chosen and rejected",
+        healthy: "rises",
+    },
+    Entry {
+        name: "mean_reward",
+        meaning: "reward model: mean score over all samples",
+        healthy: "near 0 with centering",
+    },
+    Entry {
+        name: "min_reward",
+        meaning: "reward model: lowest score of the step",
+        healthy: "not running away",
+    },
+    Entry {
+        name: "max_reward",
+        meaning: "reward model: highest score of the step",
+        healthy: "not running away",
+    },
+    Entry {
+        name: "kl",
+        meaning: "mean per-token KL of the policy to its reference, in nats",
+        healthy: "0 at the start; tens of nats a sequence mean that the policy has left its reference",
+    },
 ];
 
 /// The dictionary's entry for `name`; a prefix of `eval/` is looked through.

@@ -59,7 +59,13 @@ impl ParamSet {
     ///
     /// # Errors
     /// As [`ParamSet::insert`].
-    pub fn insert_data(&mut self, name: impl Into<String>, shape: &[usize], data: Vec<f32>, device: &Device) -> Result<ParamId> {
+    pub fn insert_data(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        data: Vec<f32>,
+        device: &Device,
+    ) -> Result<ParamId> {
         let len = data.len();
         self.insert(name, shape, Tensor::from_data(TensorData::new(data, [len]), device))
     }

@@ -103,10 +103,11 @@ impl Group {
         if rest.is_empty() {
             return 0;
         }
-        let unscored = self.samples.iter().map(|s| s.prompt_len().min(s.tokens.len().saturating_sub(1))).min();
-        let common = rest.iter().map(|sample| {
-            sample.tokens.iter().zip(&first.tokens).take_while(|(a, b)| a == b).count()
-        });
+        let unscored =
+            self.samples.iter().map(|s| s.prompt_len().min(s.tokens.len().saturating_sub(1))).min();
+        let common = rest
+            .iter()
+            .map(|sample| sample.tokens.iter().zip(&first.tokens).take_while(|(a, b)| a == b).count());
         common.chain(unscored).min().unwrap_or(0)
     }
 
@@ -149,19 +150,15 @@ mod tests {
 
     #[test]
     fn shared_prefix_stops_before_the_first_target() {
-        let group = Group::pair(
-            "p",
-            Sample::response(&[1, 2, 3], &[4, 5]),
-            Sample::response(&[1, 2, 3], &[4, 6]),
-        );
+        let group =
+            Group::pair("p", Sample::response(&[1, 2, 3], &[4, 5]), Sample::response(&[1, 2, 3], &[4, 6]));
         assert_eq!(group.shared_prefix(), 3);
         assert_eq!(group.packed_tokens(), 7);
     }
 
     #[test]
     fn shared_prefix_stops_where_tokens_differ() {
-        let group =
-            Group::pair("p", Sample::response(&[1, 2, 3], &[4]), Sample::response(&[1, 9], &[4]));
+        let group = Group::pair("p", Sample::response(&[1, 2, 3], &[4]), Sample::response(&[1, 9], &[4]));
         assert_eq!(group.shared_prefix(), 1);
     }
 
