@@ -1,1 +1,39 @@
-fn main() {}
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | demo-model`.
+#![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
+
+mod assets;
+mod ci;
+mod demo;
+mod tidy;
+mod workspace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Chores of the Aligner workspace")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything that a change must pass, each step timed.
+    Ci(ci::Options),
+    /// The house rules that no compiler checks: crate arrows, versions, file lengths, panics.
+    Tidy,
+    /// Fetch the real model and data that examples and tests can use, with checked hashes.
+    Assets(assets::Options),
+    /// Write the demo's text, tokenizer and data sets, and train its tiny model.
+    DemoModel(demo::Options),
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().task {
+        Task::Ci(options) => ci::run(&options),
+        Task::Tidy => tidy::run(),
+        Task::Assets(options) => assets::run(&options),
+        Task::DemoModel(options) => demo::run(&options),
+    }
+}

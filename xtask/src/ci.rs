@@ -1,0 +1,175 @@
+//! `cargo xtask ci`: everything that a change must pass, each step timed and named.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::{tidy, workspace};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Steps to leave out, as `test,doctest`.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    skip: Vec<Step>,
+    /// The only steps to run.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Step>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// rustfmt agrees with every file.
+    Fmt,
+    /// The house rules.
+    Tidy,
+    /// No lint is violated, in tests and benches either.
+    Clippy,
+    /// Unit and integration tests, under nextest where it is installed.
+    Test,
+    /// The examples in the documentation compile and run.
+    Doctest,
+    /// The documentation builds without a warning.
+    Doc,
+    /// Licences, duplicate bans and sources of the dependency tree.
+    Deny,
+    /// Each optional feature type-checks.
+    Features,
+    /// The package outside the workspace builds and runs.
+    Example,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut times = Vec::new();
+    for &step in Step::value_variants() {
+        let asked = options.only.is_empty() || options.only.contains(&step);
+        if !asked || options.skip.contains(&step) {
+            continue;
+        }
+        println!("==> {}", name(step));
+        let start = Instant::now();
+        let result = step.run();
+        let took = start.elapsed();
+        times.push((step, took));
+        if let Err(error) = result {
+            print_times(&times);
+            return Err(error.context(format!("step `{}` failed", name(step))));
+        }
+    }
+    print_times(&times);
+    println!("all steps passed");
+    Ok(())
+}
+
+impl Step {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Fmt => cargo(&["fmt", "--all", "--check"]),
+            Self::Tidy => tidy::run(),
+            Self::Clippy => {
+                cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"])
+            }
+            Self::Test if installed("nextest") => cargo(&["nextest", "run", "--release", "--workspace"]),
+            Self::Test => cargo(&["test", "--release", "--workspace", "--lib", "--bins", "--tests"]),
+            Self::Doctest => cargo(&["test", "--release", "--workspace", "--doc"]),
+            Self::Doc => documentation(),
+            Self::Deny => deny(),
+            Self::Features => features(),
+            Self::Example => example(),
+        }
+    }
+}
+
+fn documentation() -> Result<()> {
+    let mut command = cargo_command(&["doc", "--release", "--no-deps", "--workspace"]);
+    run_command(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn deny() -> Result<()> {
+    if !installed("deny") {
+        bail!("cargo-deny is not installed; `cargo install cargo-deny --locked` brings it");
+    }
+    cargo(&["deny", "check", "bans", "licenses", "sources"])
+}
+
+/// Type-checks each optional feature on its own, and never links it.
+///
+/// `DOCS_RS` makes the build script below `burn/cuda` skip its download of LLVM, which a type check
+/// does not need.
+fn features() -> Result<()> {
+    for member in workspace::members()? {
+        for feature in &member.features {
+            println!("    {} --features {feature}", member.name);
+            let mut command =
+                cargo_command(&["check", "--release", "-p", &member.name, "--features", feature]);
+            run_command(command.env("DOCS_RS", "1"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds and runs the package outside the workspace, in the workspace's target directory, so that
+/// the dependencies are not compiled again.
+fn example() -> Result<()> {
+    let target = workspace::root().join("target");
+    let mut command = Command::new("cargo");
+    command
+        .args(["run", "--release", "--locked"])
+        .current_dir(workspace::root().join("examples/custom_algorithm"))
+        .env("CARGO_TARGET_DIR", target);
+    run_command(&mut command)
+}
+
+fn cargo_command(arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(arguments).current_dir(workspace::root());
+    command
+}
+
+fn cargo(arguments: &[&str]) -> Result<()> {
+    run_command(&mut cargo_command(arguments))
+}
+
+fn run_command(command: &mut Command) -> Result<()> {
+    let program = format!("{command:?}");
+    let status = command.status().with_context(|| format!("cannot start {program}"))?;
+    if !status.success() {
+        bail!("{program}: {status}");
+    }
+    Ok(())
+}
+
+/// Whether `cargo <subcommand>` is there.
+fn installed(subcommand: &str) -> bool {
+    let output = cargo_command(&[subcommand, "--version"]).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+fn name(step: Step) -> String {
+    step.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn print_times(times: &[(Step, Duration)]) {
+    for (step, took) in times {
+        println!("{:>10}  {:>7.1} s", name(*step), took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_command_is_named() {
+        let message = run_command(&mut Command::new("false")).unwrap_err().to_string();
+        assert!(message.contains("false") && message.contains('1'), "{message}");
+    }
+
+    #[test]
+    fn every_step_has_a_name_for_skip() {
+        for &step in Step::value_variants() {
+            assert_eq!(Step::from_str(&name(step), false), Ok(step));
+        }
+    }
+}
