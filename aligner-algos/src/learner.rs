@@ -1,0 +1,229 @@
+//! The only training step: credit, micro-batches, gradients, one division, clipping, AdamW.
+
+mod config;
+mod ranks;
+mod state;
+
+use std::sync::Arc;
+
+use aligner_core::optim::{AdamW, LearningRate, Norm, clip_coefficient, first_not_finite, global_norm};
+use aligner_core::{
+    Algorithm, Batch, Communicator, Error, Gradients, Group, Metrics, Needs, ParamSet, Per, Policy, Result,
+    StepBatch, Tensor, finite_sum,
+};
+
+use crate::micro_batch::micro_batches;
+use ranks::{agree, sum_gradients, sum_metrics};
+
+pub use config::LearnerConfig;
+
+/// Trains a policy with any [`Algorithm`], on one rank or many.
+///
+/// Every rank calls [`Learner::step`] with its own groups; parameters stay equal on all of them. The
+/// sum of the losses is divided once, by the number of units on all ranks ([`Per`]), so that neither
+/// the micro-batch size nor the number of ranks changes a gradient beyond rounding.
+pub struct Learner {
+    policy: Box<dyn Policy>,
+    config: LearnerConfig,
+    rate: LearningRate,
+    optimizer: AdamW,
+    comm: Arc<dyn Communicator>,
+    step: u64,
+    tokens: u64,
+}
+
+/// A step's groups after credit, packed.
+struct Packed {
+    batches: Vec<Batch>,
+    /// Units that the loss is averaged over.
+    count: f64,
+    /// Tokens that are computed.
+    tokens: f64,
+}
+
+impl Learner {
+    /// A learner at step 0 of a run of `total_steps`.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for settings out of range.
+    pub fn new(
+        policy: Box<dyn Policy>,
+        config: LearnerConfig,
+        total_steps: u64,
+        comm: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        if let Some(error) = config.errors().into_iter().next() {
+            return Err(error);
+        }
+        let (rate, optimizer) = (config.rate(total_steps)?, AdamW::new(config.adamw())?);
+        Ok(Self { policy, config, rate, optimizer, comm, step: 0, tokens: 0 })
+    }
+
+    /// The policy with its parameters as they are now. An engine that keeps a clone of the
+    /// parameters keeps this version: the next step writes a copy.
+    pub fn policy(&self) -> &dyn Policy {
+        self.policy.as_ref()
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &LearnerConfig {
+        &self.config
+    }
+
+    /// Optimizer steps done.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// One optimizer step on this rank's `groups`.
+    ///
+    /// Logs `loss`, `grad_norm` (before clipping), `learning_rate`, `num_tokens`, and what the
+    /// algorithm logs.
+    ///
+    /// # Errors
+    /// Groups that the algorithm or the model cannot take; [`Error::NotFinite`] for a reward, a loss
+    /// or a gradient, with the samples that caused it. The parameters have not moved then.
+    pub fn step(&mut self, algorithm: &dyn Algorithm, groups: Vec<Group>) -> Result<Metrics> {
+        let packed = self.pack(algorithm, groups);
+        let local = packed.and_then(|packed| {
+            let gradients = self.accumulate(algorithm, &packed.batches)?;
+            Ok((packed, gradients))
+        });
+        let mut totals = local.as_ref().map_or([0.0; 2], |(packed, _)| [packed.count, packed.tokens]);
+        let (packed, mut gradients) = agree(self.comm.as_ref(), local, &mut totals)?;
+        let [count, tokens] = totals;
+        check_count(count)?;
+        sum_gradients(self.comm.as_ref(), &mut gradients, self.policy.params())?;
+        let grad_norm = global_norm(&gradients.values, Norm::L2) / count;
+        if !grad_norm.is_finite() {
+            return Err(self.blame(algorithm, &packed.batches, &gradients));
+        }
+        let learning_rate = self.rate.at(self.step);
+        let scale = clip_coefficient(grad_norm, self.config.max_grad_norm) / count;
+        self.update(&gradients.values, learning_rate, scale)?;
+        self.step += 1;
+        self.tokens += tokens as u64;
+        let mut metrics = gradients.metrics;
+        metrics.add("loss", gradients.loss_sum, packed.count);
+        sum_metrics(self.comm.as_ref(), &mut metrics)?;
+        metrics.set("grad_norm", grad_norm);
+        metrics.set("learning_rate", learning_rate);
+        metrics.set("num_tokens", self.tokens as f64);
+        add_perplexity(&mut metrics);
+        Ok(metrics)
+    }
+
+    /// The loss and the algorithm's metrics on `groups`, without gradient; names carry no prefix.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    pub fn evaluate(&self, algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Metrics> {
+        let work = self.pack(algorithm, groups.to_vec()).and_then(|packed| {
+            let mut metrics = Metrics::default();
+            let mut loss_sum = 0.0;
+            for batch in &packed.batches {
+                let out = algorithm.loss(&self.policy.forward(batch, algorithm.needs())?, batch)?;
+                loss_sum += finite_sum(&out.sum, batch)?;
+                metrics.merge(&out.metrics);
+            }
+            metrics.add("loss", loss_sum, packed.count);
+            Ok(metrics)
+        });
+        let mut metrics = agree(self.comm.as_ref(), work, &mut [])?;
+        sum_metrics(self.comm.as_ref(), &mut metrics)?;
+        add_perplexity(&mut metrics);
+        Ok(metrics)
+    }
+
+    /// Credit for the whole step, then micro-batches by token budget.
+    fn pack(&self, algorithm: &dyn Algorithm, groups: Vec<Group>) -> Result<Packed> {
+        groups.iter().try_for_each(check_finite)?;
+        let mut step = StepBatch { groups };
+        algorithm.credit(&mut step)?;
+        if !algorithm.needs().contains(Needs::SCORES) {
+            // They would contribute exactly 0, at the price of a pass.
+            step.groups.retain(|group| group.samples.iter().any(|sample| sample.targets() > 0));
+        }
+        let may_split = algorithm.per() != Per::Group;
+        let batches = micro_batches(&step.groups, self.config.micro_batch_tokens, may_split)?;
+        let tokens = batches.iter().map(|batch| batch.tokens.len()).sum::<usize>() as f64;
+        let mut count = algorithm.per().count(&step.groups);
+        if matches!(algorithm.per(), Per::Constant(_)) {
+            // The counts of all ranks are summed: a constant is shared among them.
+            count /= self.comm.size() as f64;
+        }
+        Ok(Packed { batches, count, tokens })
+    }
+
+    fn accumulate(&self, algorithm: &dyn Algorithm, batches: &[Batch]) -> Result<Gradients> {
+        self.policy.accumulate(batches, algorithm.needs(), &|out, batch| algorithm.loss(out, batch))
+    }
+
+    /// Names the parameter and the micro-batch behind a gradient that is not finite.
+    fn blame(&self, algorithm: &dyn Algorithm, batches: &[Batch], gradients: &Gradients) -> Error {
+        let params = self.policy.params();
+        let broken = |gradients: &Gradients| first_not_finite(params, &gradients.values).map(str::to_owned);
+        let culprit = batches.iter().find(|batch| {
+            let again = self.accumulate(algorithm, std::slice::from_ref(*batch));
+            again.is_ok_and(|gradients| broken(&gradients).is_some())
+        });
+        let name = broken(gradients).unwrap_or_else(|| "all parameters together".into());
+        let samples = culprit.map_or_else(|| vec!["none of this rank's alone".into()], Batch::sample_ids);
+        Error::NotFinite { what: format!("the gradient of {name}"), samples }
+    }
+
+    /// Moves the parameters, in place unless somebody else holds them.
+    fn update(&mut self, grads: &[Option<Tensor<1>>], learning_rate: f64, scale: f64) -> Result<()> {
+        let mut params = self.take_params();
+        let moved = self.optimizer.step(&mut params, grads, learning_rate, scale);
+        self.policy = self.policy.with_params(params);
+        moved
+    }
+
+    /// The parameters, as the only handles that this learner holds of them.
+    fn take_params(&mut self) -> ParamSet {
+        let params = self.policy.params().clone();
+        let mut hollow = params.clone();
+        for param in hollow.iter_mut() {
+            param.value = Tensor::empty([0], &param.value.device());
+        }
+        self.policy = self.policy.with_params(hollow);
+        params
+    }
+}
+
+/// Rewards, credit and log-probabilities that came with a group have to be numbers.
+fn check_finite(group: &Group) -> Result<()> {
+    for (at, sample) in group.samples.iter().enumerate() {
+        let fields = [
+            ("the reward", sample.reward.as_slice()),
+            ("a weight", &sample.weights),
+            ("a sampling log-probability", &sample.logps),
+            ("a reference log-probability", &sample.ref_logps),
+        ];
+        for (what, values) in fields {
+            if values.iter().any(|value| !value.is_finite()) {
+                return Err(Error::NotFinite {
+                    what: what.into(),
+                    samples: vec![format!("{}#{at}", group.id)],
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_count(count: f64) -> Result<()> {
+    if count > 0.0 && count.is_finite() {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "the step has nothing to learn from: the loss would be divided by {count}; check the masks of its samples"
+    )))
+}
+
+fn add_perplexity(metrics: &mut Metrics) {
+    if let Some(nll) = metrics.get("nll") {
+        metrics.set("perplexity", nll.exp());
+    }
+}

@@ -1,0 +1,57 @@
+//! The learner's state on disk: all that the next step depends on beside the parameters.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use aligner_core::weights::{read_metadata, read_tensors, save_tensors};
+use aligner_core::{Error, Result};
+
+use super::Learner;
+
+impl Learner {
+    /// Writes the optimizer's moments and counts to `optimizer.safetensors` in `dir`, bitwise.
+    ///
+    /// Every rank holds the same state: the main one writes it for all.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the file cannot be written.
+    pub fn save_state(&self, dir: &Path) -> Result<()> {
+        let params = self.policy.params();
+        let updates = serde_json::to_string(&self.optimizer.steps(params))
+            .expect("a map from strings to numbers is always JSON");
+        let metadata = BTreeMap::from([
+            ("step".to_owned(), self.step.to_string()),
+            ("num_tokens".to_owned(), self.tokens.to_string()),
+            ("updates".to_owned(), updates),
+        ]);
+        save_tensors(&file(dir), &self.optimizer.tensors(params), &metadata)
+    }
+
+    /// Continues from what [`Learner::save_state`] wrote, with the parameters of the same step.
+    ///
+    /// # Errors
+    /// A file that is absent, damaged, or of another model. The learner is then as it was.
+    pub fn load_state(&mut self, dir: &Path) -> Result<()> {
+        let path = file(dir);
+        let metadata = read_metadata(&path)?;
+        let text = |key: &str| {
+            metadata.get(key).ok_or_else(|| Error::format(&path, format!("the metadata have no `{key}`")))
+        };
+        let number = |key: &str| {
+            let value = text(key)?;
+            value
+                .parse::<u64>()
+                .map_err(|error| Error::format(&path, format!("`{key}` is {value:?}: {error}")))
+        };
+        let (step, tokens) = (number("step")?, number("num_tokens")?);
+        let updates: BTreeMap<String, u64> = serde_json::from_str(text("updates")?)
+            .map_err(|error| Error::format(&path, format!("`updates`: {error}")))?;
+        self.optimizer.restore(self.policy.params(), read_tensors(&path)?, &updates)?;
+        (self.step, self.tokens) = (step, tokens);
+        Ok(())
+    }
+}
+
+fn file(dir: &Path) -> PathBuf {
+    dir.join("optimizer.safetensors")
+}

@@ -1,0 +1,3 @@
+//! Pure functions on tensors, each named after the equation that it computes.
+
+pub mod preference;

@@ -1,0 +1,298 @@
+//! Checks before step 1 that take seconds and spare hours.
+
+use std::fmt;
+
+use aligner_core::optim::{Norm, first_not_finite, global_norm};
+use aligner_core::{Algorithm, Batch, Error, Group, Needs, Policy, Result, StepBatch};
+use serde::{Deserialize, Serialize};
+
+use crate::ops::preference::host;
+
+/// What the checks hold the run to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PreflightConfig {
+    /// Most tokens that the checked batch computes.
+    pub tokens: usize,
+    /// Most that the first loss may differ from the expected one, in nats.
+    pub max_loss_error: f64,
+    /// Largest |KL| of the policy to its reference, mean per token in nats.
+    pub max_kl: f64,
+    /// Most that packed and unpacked log-probabilities (or scores) may differ.
+    pub max_packing_error: f64,
+}
+
+impl Default for PreflightConfig {
+    /// The limits of a fresh run, whose policy is its reference.
+    fn default() -> Self {
+        Self { tokens: 2048, max_loss_error: 1e-5, max_kl: 1e-5, max_packing_error: 1e-4 }
+    }
+}
+
+/// What the checks know of the run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PreflightInput<'a> {
+    /// Some of the run's groups, with reference log-probabilities where the algorithm needs them.
+    pub groups: &'a [Group],
+    /// The loss where policy and reference are equal; none where it is not known in advance.
+    pub expected_loss: Option<f64>,
+    /// The token that must not begin a sample twice.
+    pub bos: Option<u32>,
+}
+
+/// The figures that the checks found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PreflightReport {
+    /// Samples that were checked.
+    pub samples: usize,
+    /// Tokens that were computed.
+    pub tokens: usize,
+    /// Share of tokens that are targets.
+    pub target_share: f64,
+    /// The loss as the learner divides it, in nats.
+    pub loss: f64,
+    /// Mean difference of policy and reference log-probability per target, in nats.
+    pub kl: Option<f64>,
+    /// Largest difference of packed and unpacked log-probabilities (or scores).
+    pub packing_error: f64,
+    /// Global norm of the gradient.
+    pub grad_norm: f64,
+}
+
+impl fmt::Display for PreflightReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} samples, {} tokens, {:.1} % targets; ",
+            self.samples,
+            self.tokens,
+            100.0 * self.target_share
+        )?;
+        write!(f, "loss {:.6}", self.loss)?;
+        if let Some(kl) = self.kl {
+            write!(f, ", KL {kl:.1e}")?;
+        }
+        write!(f, ", packing error {:.1e}, gradient norm {:.4}", self.packing_error, self.grad_norm)
+    }
+}
+
+/// Runs all checks on a prefix of the groups and returns the figures.
+///
+/// # Errors
+/// The first check that fails, with what to look at.
+pub fn preflight(
+    policy: &dyn Policy,
+    algorithm: &dyn Algorithm,
+    input: PreflightInput<'_>,
+    config: &PreflightConfig,
+) -> Result<PreflightReport> {
+    if let Some(name) = policy.params().first_not_finite() {
+        return Err(failed(format!("parameter {name} has a NaN or an infinity; the checkpoint is damaged")));
+    }
+    let groups = prefix(input.groups, config.tokens)?;
+    groups.iter().try_for_each(|group| check_tokens(group, input.bos))?;
+    let mut step = StepBatch { groups };
+    algorithm.credit(&mut step)?;
+    let batch = Batch::collate(&step.groups)?;
+    let mut report = PreflightReport {
+        samples: batch.sequences.len(),
+        tokens: batch.tokens.len(),
+        target_share: batch.targets.len() as f64 / batch.tokens.len().max(1) as f64,
+        ..PreflightReport::default()
+    };
+    let needs = algorithm.needs();
+    let packed = outputs(policy, &batch, needs)?;
+    report.kl = kl(&packed, &batch, needs);
+    report.packing_error = packing_error(policy, &step.groups, &packed, needs)?;
+    let count = algorithm.per().count(&step.groups);
+    let gradients =
+        policy.accumulate(std::slice::from_ref(&batch), needs, &|out, batch| algorithm.loss(out, batch))?;
+    report.loss = gradients.loss_sum / count;
+    report.grad_norm = global_norm(&gradients.values, Norm::L2) / count;
+    if let Some(name) = first_not_finite(policy.params(), &gradients.values) {
+        return Err(Error::NotFinite {
+            what: format!("the gradient of {name}"),
+            samples: batch.sample_ids(),
+        });
+    }
+    judge(&report, input.expected_loss, config)?;
+    Ok(report)
+}
+
+/// Holds the figures to the limits.
+fn judge(report: &PreflightReport, expected_loss: Option<f64>, config: &PreflightConfig) -> Result<()> {
+    if report.packing_error > config.max_packing_error {
+        return Err(failed(format!(
+            "packed and unpacked outputs differ by {:e}, more than {:e}; look at the attention's segments and \
+             positions",
+            report.packing_error, config.max_packing_error
+        )));
+    }
+    if let Some(kl) = report.kl.filter(|kl| kl.abs() > config.max_kl) {
+        return Err(failed(format!(
+            "the policy starts {kl:e} nats a token from its reference, more than {:e}; look at whether both are \
+             the same checkpoint and precision, and at a stale reference cache",
+            config.max_kl
+        )));
+    }
+    if let Some(expected) = expected_loss.filter(|loss| (report.loss - loss).abs() > config.max_loss_error) {
+        return Err(failed(format!(
+            "the first loss is {}, not within {:e} of {expected}; look at the reference log-probabilities",
+            report.loss, config.max_loss_error
+        )));
+    }
+    Ok(())
+}
+
+fn failed(message: String) -> Error {
+    Error::Invalid(format!("preflight: {message}"))
+}
+
+/// Whole groups up to the token budget, at least one.
+fn prefix(groups: &[Group], budget: usize) -> Result<Vec<Group>> {
+    let mut used = 0;
+    let fits = |group: &&Group| {
+        used += group.packed_tokens();
+        used <= budget
+    };
+    let count = groups.iter().take_while(fits).count().max(1);
+    match groups.get(..count) {
+        Some(groups) => Ok(groups.to_vec()),
+        None => Err(failed("there is no group to check; look at the data set's filters".into())),
+    }
+}
+
+/// Every sample has a target, and none begins with two BOS tokens.
+fn check_tokens(group: &Group, bos: Option<u32>) -> Result<()> {
+    group.check()?;
+    for (at, sample) in group.samples.iter().enumerate() {
+        if sample.targets() == 0 {
+            return Err(failed(format!(
+                "{}#{at} has no target token; look at its mask (`aligner inspect`) and the length limit",
+                group.id
+            )));
+        }
+        if let (Some(bos), [first, second, ..]) = (bos, sample.tokens.as_slice()) {
+            if *first == bos && *second == bos {
+                return Err(failed(format!(
+                    "{}#{at} begins with the BOS token {bos} twice; look at the chat template, which may write it too",
+                    group.id
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the algorithm sees of each sample: its targets' log-probabilities, or its scores.
+fn outputs(policy: &dyn Policy, batch: &Batch, needs: Needs) -> Result<Vec<Vec<f32>>> {
+    let out = policy.forward(batch, needs)?;
+    if needs.contains(Needs::SCORES) {
+        let scores = out.scores()?;
+        let [sequences, outputs] = scores.dims();
+        let flat = host(&scores.clone().reshape([sequences * outputs]));
+        return Ok(flat.chunks(outputs.max(1)).map(<[f32]>::to_vec).collect());
+    }
+    let logps = host(out.logps()?);
+    Ok(batch.sequences.iter().map(|sequence| logps[sequence.targets.clone()].to_vec()).collect())
+}
+
+/// Mean over targets of policy minus reference: the k1 estimate on the data.
+fn kl(logps: &[Vec<f32>], batch: &Batch, needs: Needs) -> Option<f64> {
+    if needs.contains(Needs::SCORES) || batch.ref_logps.is_empty() {
+        return None;
+    }
+    let gaps = logps.iter().flatten().zip(&batch.ref_logps).map(|(own, other)| f64::from(own - other));
+    Some(gaps.sum::<f64>() / batch.ref_logps.len() as f64)
+}
+
+/// Largest difference between the packed outputs and those of each sample on its own.
+fn packing_error(policy: &dyn Policy, groups: &[Group], packed: &[Vec<f32>], needs: Needs) -> Result<f64> {
+    let samples = groups.iter().flat_map(|group| group.samples.iter().map(|sample| (&group.id, sample)));
+    let mut most = 0.0_f64;
+    for ((id, sample), packed) in samples.zip(packed) {
+        let alone = Batch::collate([&Group::single(id.as_str(), sample.clone())])?;
+        for (one, other) in outputs(policy, &alone, needs)?.iter().flatten().zip(packed) {
+            let gap = f64::from((one - other).abs());
+            if gap.is_nan() {
+                return Err(Error::NotFinite {
+                    what: "the model's output".into(),
+                    samples: alone.sample_ids(),
+                });
+            }
+            most = most.max(gap);
+        }
+    }
+    Ok(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::BigramPolicy;
+    use crate::reference::Reference;
+    use crate::{Dpo, Sft};
+    use aligner_core::Sample;
+
+    const VOCAB: usize = 12;
+
+    fn pairs() -> Vec<Group> {
+        let pair = |at: u32| {
+            let prompt = [1, 2 + at];
+            Group::pair(
+                format!("row {at}"),
+                Sample::response(&prompt, &[5, 6 + at]),
+                Sample::response(&prompt, &[7]),
+            )
+        };
+        let mut groups: Vec<Group> = (0..4).map(pair).collect();
+        Reference::live(Box::new(BigramPolicy::new(VOCAB, 3)), 64).fill(&mut groups).expect("valid");
+        groups
+    }
+
+    fn run(seed: u64, groups: &[Group], bos: Option<u32>) -> Result<PreflightReport> {
+        let input = PreflightInput { groups, expected_loss: Some(Dpo::LOSS_AT_REFERENCE), bos };
+        preflight(&BigramPolicy::new(VOCAB, seed), &Dpo::default(), input, &PreflightConfig::default())
+    }
+
+    #[test]
+    fn a_fresh_run_passes_and_reports_its_figures() {
+        let report = run(3, &pairs(), Some(1)).expect("a sound run");
+        assert_eq!(report.samples, 8);
+        assert!(report.kl.expect("a reference").abs() < 1e-6 && report.grad_norm > 0.0, "{report}");
+    }
+
+    #[test]
+    fn another_starting_point_is_caught_by_its_kl() {
+        let message = run(4, &pairs(), None).expect_err("not the reference").to_string();
+        assert!(message.contains("nats a token"), "{message}");
+    }
+
+    #[test]
+    fn a_doubled_bos_and_an_empty_mask_name_their_sample() {
+        let mut groups = pairs();
+        groups[1].samples[1].tokens[1] = 1;
+        assert!(run(3, &groups, Some(1)).expect_err("twice").to_string().contains("row 1#1"));
+        let mut groups = pairs();
+        groups[2].samples[0].mask.fill(false);
+        let message = run(3, &groups, None).expect_err("no target").to_string();
+        assert!(message.contains("row 2#0") && message.contains("mask"), "{message}");
+    }
+
+    #[test]
+    fn nothing_to_check_is_an_error() {
+        assert!(run(3, &[], None).expect_err("empty").to_string().contains("no group"));
+    }
+
+    #[test]
+    fn damaged_weights_are_named() {
+        let policy = BigramPolicy::new(VOCAB, 3);
+        let mut params = policy.params().clone();
+        let value = &mut params.iter_mut().next().expect("a parameter").value;
+        *value = value.clone() * f32::NAN;
+        let input = PreflightInput { groups: &pairs(), ..PreflightInput::default() };
+        let damaged = policy.with_params(params);
+        let result = preflight(damaged.as_ref(), &Sft::default(), input, &PreflightConfig::default());
+        assert!(result.expect_err("NaN").to_string().contains("logits"), "names the parameter");
+    }
+}
