@@ -31,10 +31,14 @@ mod communicator;
 mod engine;
 mod error;
 pub mod metrics;
+pub mod model;
+pub mod ops;
+pub mod optim;
 mod params;
 mod policy;
 mod reward;
 mod sample;
+pub mod weights;
 
 pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
 pub use batch::{Batch, Segment, Sequence, constant};

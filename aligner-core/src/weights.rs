@@ -1,0 +1,22 @@
+//! Weights on disk: Hugging Face safetensors (read and written) and GGUF (read).
+//!
+//! Nothing in a file is believed before it has been checked against the file's own length, so a
+//! truncated or hostile file gives an error that names it, and never a panic or a huge allocation.
+//! What is written appears whole or not at all ([`atomic_write`]).
+
+mod atomic;
+mod checkpoint;
+mod checksum;
+mod encoding;
+mod gguf;
+mod host;
+mod safetensors_file;
+mod save;
+mod source;
+mod unique;
+
+pub use atomic::atomic_write;
+pub use checkpoint::Checkpoint;
+pub use checksum::checksum;
+pub use gguf::{Gguf, GgufValue};
+pub use save::{SaveDtype, read_metadata, read_tensors, save_model, save_tensors};

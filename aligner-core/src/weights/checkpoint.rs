@@ -1,0 +1,178 @@
+//! A model on disk: a Hugging Face directory or a GGUF file, behind one set of names.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use super::gguf::{Gguf, LlamaNames};
+use super::safetensors_file::SafetensorsFile;
+use super::unique::UniqueMap;
+use crate::model::ModelConfig;
+use crate::{Error, Result};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// An open checkpoint: configuration, names, shapes, and tensors on demand.
+///
+/// Names, shapes and the order of rotary dimensions are those of Hugging Face, whichever the
+/// format: `model.layers.0.self_attn.q_proj.weight`, `[out, in]`, halves.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    config: ModelConfig,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Safetensors { files: Vec<SafetensorsFile>, owners: BTreeMap<String, usize> },
+    Gguf { file: Gguf, names: LlamaNames },
+}
+
+impl Checkpoint {
+    /// Opens a directory with `config.json` and `model.safetensors` (or its sharded index), or a
+    /// `.gguf` file. Headers are read and checked; tensors are not read yet.
+    ///
+    /// # Errors
+    /// A missing file, a configuration that is not supported, and a file that is truncated or
+    /// inconsistent, each with its path and the key or tensor at fault.
+    pub fn open(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
+        if metadata.is_dir() {
+            return Self::open_directory(path);
+        }
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let message = "expected the directory with config.json, or a .gguf file";
+            return Err(Error::format(path, message));
+        }
+        let file = Gguf::open(path)?;
+        let config = ModelConfig::from_gguf(&file)?;
+        let names = LlamaNames::new(&file, &config)?;
+        Ok(Self { path: path.to_path_buf(), config, store: Store::Gguf { file, names } })
+    }
+
+    fn open_directory(path: &Path) -> Result<Self> {
+        let config = ModelConfig::from_file(&path.join("config.json"))?;
+        let (single, index) = (path.join(SINGLE), path.join(INDEX));
+        // The order of transformers: one whole file wins over an index.
+        let store = if single.exists() {
+            let file = SafetensorsFile::open(&single)?;
+            let owners = file.names().map(|name| (name.to_string(), 0)).collect();
+            Store::Safetensors { files: vec![file], owners }
+        } else if index.exists() {
+            open_shards(path, &index)?
+        } else {
+            let message = format!("expected {SINGLE} or {INDEX}; only safetensors and GGUF are read");
+            return Err(Error::format(path, message));
+        };
+        Ok(Self { path: path.to_path_buf(), config, store })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The GGUF file behind it, for its tokenizer and chat template.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.store {
+            Store::Gguf { file, .. } => Some(file),
+            Store::Safetensors { .. } => None,
+        }
+    }
+
+    /// The tensors' names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let (owned, mapped) = match &self.store {
+            Store::Safetensors { owners, .. } => (Some(owners.keys().map(String::as_str)), None),
+            Store::Gguf { names, .. } => (None, Some(names.iter())),
+        };
+        owned.into_iter().flatten().chain(mapped.into_iter().flatten())
+    }
+
+    /// A tensor's shape; none where there is no such tensor.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        match &self.store {
+            Store::Safetensors { files, owners } => files[*owners.get(name)?].shape(name).map(<[_]>::to_vec),
+            Store::Gguf { file, names } => file.shape(names.stored(name)?).map(<[_]>::to_vec),
+        }
+    }
+
+    /// A tensor's shape and its elements as `f32`, in row-major order.
+    ///
+    /// # Errors
+    /// A name that is not there, a dtype that is not supported, a failed read.
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let absent = || Error::format(&self.path, format!("the checkpoint has no tensor named {name}"));
+        match &self.store {
+            Store::Safetensors { files, owners } => {
+                let owner = *owners.get(name).ok_or_else(absent)?;
+                files[owner].read(name)
+            }
+            Store::Gguf { file, names } => {
+                let stored = names.stored(name).ok_or_else(absent)?;
+                let (shape, elements) = file.read(stored)?;
+                let elements = names.to_half_split(stored, &shape, elements);
+                Ok((shape, elements))
+            }
+        }
+    }
+
+    /// As [`Checkpoint::read`], for a tensor whose shape is known beforehand: nothing is read where
+    /// it differs.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] with both shapes, and those of [`Checkpoint::read`].
+    pub fn read_shaped(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>> {
+        if let Some(shape) = self.shape(name).filter(|shape| shape != expected) {
+            let what = format!("{}: tensor {name}", self.path.display());
+            return Err(Error::shape(what, format!("{expected:?}"), &shape));
+        }
+        Ok(self.read(name)?.1)
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: UniqueMap<String>,
+}
+
+fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
+    let text = std::fs::read(index_path).map_err(Error::io(index_path))?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|error| Error::format(index_path, format!("bad index: {error}")))?;
+    let mut shards: BTreeMap<String, usize> = BTreeMap::new();
+    let mut files = Vec::new();
+    let mut owners = BTreeMap::new();
+    for (tensor, shard) in index.weight_map.0 {
+        let owner = if let Some(&owner) = shards.get(&shard) {
+            owner
+        } else {
+            check_shard_name(index_path, &tensor, &shard)?;
+            files.push(SafetensorsFile::open(&directory.join(&shard))?);
+            shards.insert(shard.clone(), files.len() - 1);
+            files.len() - 1
+        };
+        if files[owner].shape(&tensor).is_none() {
+            return Err(Error::format(index_path, format!("tensor {tensor} is not in {shard}")));
+        }
+        owners.insert(tensor, owner);
+    }
+    Ok(Store::Safetensors { files, owners })
+}
+
+/// An index may only name files beside itself.
+fn check_shard_name(index_path: &Path, tensor: &str, shard: &str) -> Result<()> {
+    let mut components = Path::new(shard).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+    if plain && !shard.contains(['/', '\\']) {
+        return Ok(());
+    }
+    let message = format!("tensor {tensor} is said to be in {shard:?}; expected a file name without a path");
+    Err(Error::format(index_path, message))
+}

@@ -1,0 +1,114 @@
+//! How a file stores elements, and their decoding to `f32`.
+
+mod k_quants;
+mod legacy;
+mod plain;
+
+/// A stored element type: plain numbers, or blocks of quantised ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "the names that GGUF's documentation gives them")]
+pub(crate) enum Encoding {
+    F32,
+    F64,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl Encoding {
+    /// Elements of one block; 1 for plain numbers.
+    pub(crate) fn block_elements(self) -> usize {
+        match self {
+            Self::F32 | Self::F64 | Self::F16 | Self::BF16 => 1,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+        }
+    }
+
+    /// Bytes of one block.
+    pub(crate) fn block_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q4_K => 144,
+            Self::Q5_K => 176,
+            Self::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of `elements`; none where they are not whole blocks or the size overflows.
+    pub(crate) fn bytes(self, elements: usize) -> Option<usize> {
+        let blocks =
+            elements.is_multiple_of(self.block_elements()).then(|| elements / self.block_elements())?;
+        blocks.checked_mul(self.block_bytes())
+    }
+
+    /// Decodes whole blocks; `bytes` is [`Encoding::bytes`] of `out`'s length.
+    pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        debug_assert_eq!(self.bytes(out.len()), Some(bytes.len()));
+        match self {
+            Self::F32 => plain::decode_f32(bytes, out),
+            Self::F64 => plain::decode_f64(bytes, out),
+            Self::F16 => plain::decode_f16(bytes, out),
+            Self::BF16 => plain::decode_bf16(bytes, out),
+            Self::Q4_0 => each_block(bytes, out, legacy::decode_q4_0),
+            Self::Q4_1 => each_block(bytes, out, legacy::decode_q4_1),
+            Self::Q5_0 => each_block(bytes, out, legacy::decode_q5_0),
+            Self::Q5_1 => each_block(bytes, out, legacy::decode_q5_1),
+            Self::Q8_0 => each_block(bytes, out, legacy::decode_q8_0),
+            Self::Q4_K => each_block(bytes, out, k_quants::decode_q4_k),
+            Self::Q5_K => each_block(bytes, out, k_quants::decode_q5_k),
+            Self::Q6_K => each_block(bytes, out, k_quants::decode_q6_k),
+        }
+    }
+}
+
+/// Runs a decoder over blocks of `B` bytes and `N` elements.
+fn each_block<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: fn(&[u8; B], &mut [f32; N]),
+) {
+    for (block, out) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        decode(block, out);
+    }
+}
+
+/// The half-precision number at `at`.
+fn half_at(block: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_refuse_broken_blocks_and_overflow() {
+        assert_eq!(Encoding::Q4_1.bytes(64), Some(40));
+        assert_eq!(Encoding::Q6_K.bytes(255), None);
+        assert_eq!(Encoding::F64.bytes(usize::MAX), None);
+    }
+
+    #[test]
+    fn half_precision_is_exact_also_below_the_normal_range() {
+        let mut out = [0.0; 3];
+        Encoding::F16.decode(&[0x01, 0x00, 0x00, 0xBC, 0xFF, 0x7B], &mut out);
+        assert_eq!(out, [2.0f32.powi(-24), -1.0, 65504.0]);
+        Encoding::BF16.decode(&[0x80, 0x3F, 0x01, 0x00, 0x00, 0xC0], &mut out);
+        assert_eq!(out, [1.0, f32::from_bits(0x0001_0000), -2.0]);
+    }
+}

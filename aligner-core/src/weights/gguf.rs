@@ -1,0 +1,201 @@
+//! GGUF, versions 2 and 3: metadata and tensors of one file.
+//!
+//! Layout: magic, version, counts; the metadata's key-value pairs; a name, shape, type and offset
+//! for each tensor; then, aligned, the tensors' bytes. All numbers are little-endian.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::encoding::Encoding;
+use super::source::{Location, Source};
+use crate::{Error, Result};
+
+mod llama;
+mod reader;
+mod value;
+
+pub(crate) use llama::LlamaNames;
+pub use value::GgufValue;
+
+/// An open GGUF file whose header has been checked.
+#[derive(Debug)]
+pub struct Gguf {
+    source: Source,
+    metadata: BTreeMap<String, GgufValue>,
+    tensors: BTreeMap<String, Location>,
+}
+
+impl Gguf {
+    /// Reads the metadata and the tensors' places; the tensors stay on disk.
+    ///
+    /// # Errors
+    /// [`Error::Format`] names the file and the key or tensor at fault: another format, a version
+    /// that is not supported, a truncated file, an element type that is not supported, tensors
+    /// that overlap or lie outside the file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let source = Source::open(path)?;
+        let (metadata, tensors) = reader::read_header(&source)?;
+        Ok(Self { source, metadata, tensors })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    /// The keys of the metadata, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.metadata.keys().map(String::as_str)
+    }
+
+    /// The metadata's value of `key`.
+    pub fn value(&self, key: &str) -> Option<&GgufValue> {
+        self.metadata.get(key)
+    }
+
+    /// A string.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a string", |value| match value {
+            GgufValue::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// A whole number that is not negative.
+    ///
+    /// # Errors
+    /// A value of another type or sign.
+    pub fn size(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a whole number", |value| match value {
+            GgufValue::Integer(number) => usize::try_from(*number).ok(),
+            _ => None,
+        })
+    }
+
+    /// A number; a whole one counts.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn number(&self, key: &str) -> Result<Option<f32>> {
+        self.typed(key, "a number", |value| match value {
+            GgufValue::Float(number) => Some(*number as f32),
+            GgufValue::Integer(number) => Some(*number as f32),
+            _ => None,
+        })
+    }
+
+    /// True or false.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", |value| match value {
+            GgufValue::Flag(flag) => Some(*flag),
+            _ => None,
+        })
+    }
+
+    /// A token id.
+    ///
+    /// # Errors
+    /// A value of another type, or one that does not fit 32 bits.
+    pub fn token(&self, key: &str) -> Result<Option<u32>> {
+        self.typed(key, "a token id", |value| match value {
+            GgufValue::Integer(number) => u32::try_from(*number).ok(),
+            _ => None,
+        })
+    }
+
+    /// An array of strings: tokens, merges.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn texts(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "an array of strings", |value| match value {
+            GgufValue::Texts(texts) => Some(texts.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of whole numbers: token types.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn integers(&self, key: &str) -> Result<Option<&[i64]>> {
+        self.typed(key, "an array of whole numbers", |value| match value {
+            GgufValue::Integers(numbers) => Some(numbers.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of numbers: token scores.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn numbers(&self, key: &str) -> Result<Option<&[f64]>> {
+        self.typed(key, "an array of numbers", |value| match value {
+            GgufValue::Floats(numbers) => Some(numbers.as_slice()),
+            _ => None,
+        })
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        pick: impl FnOnce(&'a GgufValue) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        let wrong = || {
+            let message = format!("key {key}: expected {expected}, got {}", value.describe());
+            Error::format(self.path(), message)
+        };
+        pick(value).ok_or_else(wrong).map(Some)
+    }
+
+    /// The tensors' names as the file has them, sorted.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// A tensor's shape, row-major: `[out, in]`. The file itself lists the innermost first.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|location| location.shape.as_slice())
+    }
+
+    /// A tensor's shape and elements, dequantised, in the file's own order of rows.
+    ///
+    /// # Errors
+    /// A name that is not there, a failed read.
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let absent = || Error::format(self.path(), format!("no tensor named {name}"));
+        let location = self.tensors.get(name).ok_or_else(absent)?;
+        Ok((location.shape.clone(), self.source.decode(location)?))
+    }
+}
+
+/// The element types that are read, by their numbers in the format, with their names.
+fn encoding_of(number: u32) -> Option<Encoding> {
+    Some(match number {
+        0 => Encoding::F32,
+        1 => Encoding::F16,
+        2 => Encoding::Q4_0,
+        3 => Encoding::Q4_1,
+        6 => Encoding::Q5_0,
+        7 => Encoding::Q5_1,
+        8 => Encoding::Q8_0,
+        12 => Encoding::Q4_K,
+        13 => Encoding::Q5_K,
+        14 => Encoding::Q6_K,
+        28 => Encoding::F64,
+        30 => Encoding::BF16,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+#[path = "gguf/gguf_tests.rs"]
+mod tests;
