@@ -1,0 +1,176 @@
+//! Text to token ids and back, with what a model directory says of special tokens.
+
+mod files;
+mod gguf;
+mod save;
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use aligner_core::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::ChatTemplate;
+use crate::template::mask::fill_gaps;
+
+/// A tokenizer with its special tokens and chat template. Clones share the vocabulary.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    specials: Specials,
+    adds_bos: bool,
+    vocab_size: usize,
+    /// `tokenizer_config.json` as it was read, for writing back.
+    config: Map<String, Value>,
+    template: Option<ChatTemplate>,
+}
+
+/// Special tokens by role: the text of each role, and the ids that code asks for.
+#[derive(Debug, Clone, Default)]
+struct Specials {
+    /// `bos_token` and so on, as templates see them.
+    names: Map<String, Value>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    pad: Option<u32>,
+    /// Every token that ends a response; `eos` first.
+    stops: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and the files beside it that say more.
+    ///
+    /// Those are `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
+    /// `config.json` and `chat_template.jinja`, each optional.
+    ///
+    /// # Errors
+    /// No `tokenizer.json`, a file that does not parse, or a chat template that does not compile.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        files::read(dir)
+    }
+
+    /// Reads the tokenizer of a checkpoint: a model directory, or a GGUF file's metadata.
+    ///
+    /// # Errors
+    /// As [`Self::from_dir`]; for a GGUF file, metadata without a tokenizer or of a kind unknown here.
+    pub fn from_checkpoint_path(path: &Path) -> Result<Self> {
+        if path.is_dir() { Self::from_dir(path) } else { gguf::read(path) }
+    }
+
+    fn new(
+        inner: tokenizers::Tokenizer,
+        specials: Specials,
+        config: Map<String, Value>,
+        template: Option<String>,
+    ) -> Result<Self> {
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let first = inner.encode("", true).map_err(tokenizer_error)?.get_ids().first().copied();
+        let adds_bos = first.is_some() && first == specials.bos;
+        let template = template.map(|source| templated(&source, &specials)).transpose()?;
+        Ok(Self { inner: Arc::new(inner), specials, adds_bos, vocab_size, config, template })
+    }
+
+    /// The same tokenizer with another chat template.
+    ///
+    /// # Errors
+    /// A template that does not compile.
+    pub fn with_template(mut self, source: &str) -> Result<Self> {
+        self.template = Some(templated(source, &self.specials)?);
+        Ok(self)
+    }
+
+    /// Token ids of `text`, `[tokens]`. Names of special tokens in it become those tokens; no other
+    /// special token is added.
+    ///
+    /// # Errors
+    /// Text that the tokenizer's model cannot represent.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(tokenizer_error)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Token ids of `text` and the bytes that each covers, without holes.
+    pub(crate) fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let encoding = self.inner.encode(text, false).map_err(tokenizer_error)?;
+        Ok((encoding.get_ids().to_vec(), fill_gaps(encoding.get_offsets())))
+    }
+
+    /// The text of `tokens`, special tokens left out.
+    ///
+    /// # Errors
+    /// A decoder that fails; ids outside of the vocabulary are left out.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.inner.decode(tokens, true).map_err(tokenizer_error)
+    }
+
+    /// The text of `tokens`, special tokens included.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_with_specials(&self, tokens: &[u32]) -> Result<String> {
+        self.inner.decode(tokens, false).map_err(tokenizer_error)
+    }
+
+    /// One more than the largest id: the least that a model's `vocab_size` must be.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id of a token by its name in the vocabulary.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// A token's name in the vocabulary.
+    pub fn id_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The token that begins a document.
+    pub fn bos(&self) -> Option<u32> {
+        self.specials.bos
+    }
+
+    /// The token that ends a document or a turn.
+    pub fn eos(&self) -> Option<u32> {
+        self.specials.eos
+    }
+
+    /// The token that fills up rows. Nothing here pads: it is kept for the saved files' readers.
+    pub fn pad(&self) -> Option<u32> {
+        self.specials.pad
+    }
+
+    /// Every token that ends a response: [`Self::eos`] and what `generation_config.json` adds.
+    pub fn stops(&self) -> &[u32] {
+        &self.specials.stops
+    }
+
+    /// Whether the tokenizer by its own rule begins every document with [`Self::bos`].
+    pub fn adds_bos(&self) -> bool {
+        self.adds_bos
+    }
+
+    /// The chat template.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json` (with the chat template) to `dir`, as
+    /// transformers loads them.
+    ///
+    /// # Errors
+    /// A file that cannot be written; one that stands there already is then left as it was.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        save::write(self, dir)
+    }
+}
+
+fn templated(source: &str, specials: &Specials) -> Result<ChatTemplate> {
+    Ok(ChatTemplate::new(source)?.with_variables(specials.names.clone()))
+}
+
+fn tokenizer_error(error: tokenizers::Error) -> Error {
+    Error::Invalid(format!("tokenizer: {error}"))
+}
