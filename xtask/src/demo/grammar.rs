@@ -96,7 +96,8 @@ impl Grammar {
         let mut text = String::new();
         let mut rest = pattern;
         while let Some((before, after)) = rest.split_once('{') {
-            let (slot, after) = after.split_once('}').with_context(|| format!("open brace in {pattern:?}"))?;
+            let (slot, after) =
+                after.split_once('}').with_context(|| format!("open brace in {pattern:?}"))?;
             text.push_str(before);
             match (slots.get(slot), self.choices.get(slot)) {
                 (Some(value), _) => text.push_str(value),

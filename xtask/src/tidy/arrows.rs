@@ -10,10 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("aligner-parallel", &["aligner-core"]),
     ("aligner-infer", &["aligner-core"]),
     ("aligner-algos", &["aligner-core", "aligner-data", "aligner-parallel", "aligner-infer"]),
-    (
-        "aligner-cli",
-        &["aligner-core", "aligner-data", "aligner-parallel", "aligner-infer", "aligner-algos"],
-    ),
+    ("aligner-cli", &["aligner-core", "aligner-data", "aligner-parallel", "aligner-infer", "aligner-algos"]),
     ("xtask", &[]),
 ];
 
@@ -27,9 +24,7 @@ fn check_member(member: &Member) -> Vec<String> {
         return vec![format!("{}: no rule says what this crate may depend on", member.name)];
     };
     let forbidden = member.depends_on.iter().filter(|name| !allowed.contains(&name.as_str()));
-    forbidden
-        .map(|name| format!("{} depends on {name}; it may depend on {allowed:?}", member.name))
-        .collect()
+    forbidden.map(|name| format!("{} depends on {name}; it may depend on {allowed:?}", member.name)).collect()
 }
 
 #[cfg(test)]

@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn a_version_in_a_member_is_reported() {
-        let found = violations("lints.workspace = true\n[dependencies]\nserde = \"1\"\nburn.workspace = true");
+        let found =
+            violations("lints.workspace = true\n[dependencies]\nserde = \"1\"\nburn.workspace = true");
         assert_eq!(found, ["a/Cargo.toml: dependencies.serde must say `workspace = true`"]);
     }
 
@@ -59,7 +60,8 @@ mod tests {
 
     #[test]
     fn features_of_a_workspace_dependency_are_allowed() {
-        let text = "lints.workspace = true\n[dependencies]\nburn = { workspace = true, features = [\"std\"] }";
+        let text =
+            "lints.workspace = true\n[dependencies]\nburn = { workspace = true, features = [\"std\"] }";
         assert!(violations(text).is_empty());
     }
 }

@@ -75,15 +75,14 @@ fn check_name_and_length(path: &Path, text: &str, report: &mut Report) {
     }
     let lines = text.lines().count();
     if lines > LONG_FILE_LINES {
-        report
-            .warnings
-            .push(format!("{}: {lines} lines; does it still hold one idea?", path.display()));
+        report.warnings.push(format!("{}: {lines} lines; does it still hold one idea?", path.display()));
     }
 }
 
 /// A file of tests by its place: in a `tests` or `benches` folder, or called `tests.rs`.
 fn is_test_file(inside_member: &Path) -> bool {
-    let in_folder = |part: std::path::Component<'_>| ["tests", "benches"].iter().any(|name| part.as_os_str() == *name);
+    let in_folder =
+        |part: std::path::Component<'_>| ["tests", "benches"].iter().any(|name| part.as_os_str() == *name);
     inside_member.components().any(in_folder) || inside_member.file_stem().is_some_and(|stem| stem == "tests")
 }
 
