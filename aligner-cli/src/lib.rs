@@ -1,1 +1,69 @@
-//! x
+//! The command line of Aligner, as a library: a binary of your own reuses all of it with
+//! algorithms of its own.
+//!
+//! ```no_run
+//! use aligner_cli::Registry;
+//!
+//! fn main() -> std::process::ExitCode {
+//!     aligner_cli::run(&Registry::built_in()) // .with("mine", |config| Ok(Mine(config)))
+//! }
+//! ```
+
+mod arguments;
+mod completions;
+mod config;
+mod eval;
+mod evaluate;
+mod fetch;
+mod generate;
+mod inspect;
+mod interrupt;
+mod plan;
+mod progress;
+mod registry;
+mod report;
+mod rundir;
+mod train;
+mod wire;
+
+use std::process::ExitCode;
+
+pub use config::{DataConfig, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection};
+pub use registry::Registry;
+pub use report::Report;
+pub use rundir::{Answer, Record};
+pub use train::{Outcome, train};
+
+/// A mistake in what the user asked for: exit code 2, and the message alone is printed.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Runs the program with the process's own arguments: 0 is success, 1 a failed run, 2 a mistake in
+/// the arguments or the run file, 130 an interrupted run that can be resumed.
+pub fn run(registry: &Registry) -> ExitCode {
+    let arguments = match arguments::parse(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version come this way too, with code 0; a closed pipe is no reason to fail.
+            let _ = error.print();
+            return ExitCode::from(error.exit_code() as u8);
+        }
+    };
+    progress::start_log(arguments.verbose);
+    match arguments.command.run(registry) {
+        Ok(code) => code,
+        Err(error) => {
+            let code = if error.is::<Usage>() { 2 } else { 1 };
+            progress::say(&format!("error: {error:#}"));
+            ExitCode::from(code)
+        }
+    }
+}

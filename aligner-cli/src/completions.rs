@@ -1,0 +1,15 @@
+//! `aligner completions`: completion scripts for shells.
+
+use clap::CommandFactory as _;
+
+/// Print a completion script for a shell.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The shell.
+    shell: clap_complete::Shell,
+}
+
+pub(crate) fn run(arguments: &Arguments) {
+    let mut command = crate::arguments::Arguments::command();
+    clap_complete::generate(arguments.shell, &mut command, "aligner", &mut std::io::stdout());
+}

@@ -1,0 +1,118 @@
+//! The run file: TOML in which every mistake is reported at once, with its place.
+
+mod check;
+mod overrides;
+mod problem;
+mod read;
+mod sections;
+mod tree;
+
+use std::path::Path;
+
+use aligner_core::{Algorithm, Error};
+use anyhow::Context as _;
+use toml::de::DeTable;
+
+pub use sections::{DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
+
+pub(crate) use check::not_a_model;
+pub(crate) use problem::{Problems, unknown};
+pub(crate) use read::read;
+pub(crate) use tree::Node;
+
+use crate::Registry;
+use tree::Origin;
+
+/// A run file that has been read and found good, with its algorithm.
+pub struct Run {
+    /// The sections.
+    pub config: RunConfig,
+    /// The algorithm's name in the registry.
+    pub name: String,
+    /// The algorithm.
+    pub algorithm: Box<dyn Algorithm>,
+    /// The rows that the algorithm can train on, where it has said so.
+    pub(crate) kind: Option<aligner_data::Kind>,
+    /// Everything with its defaults, as it is written to the run directory.
+    pub resolved: toml::Table,
+    source: Source,
+}
+
+/// The file and its tree, kept so that later findings can point into it.
+struct Source {
+    root: Node,
+    problems: Problems,
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Run")
+            .field("name", &self.name)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    /// Reads the run file `path` with `overrides` of the form `key=value` written over it.
+    ///
+    /// # Errors
+    /// [`crate::Usage`] with every mistake of the file and of the overrides.
+    pub fn load(path: &Path, overrides: &[String], registry: &Registry) -> anyhow::Result<Self> {
+        let text = read_text(path)?;
+        let mut problems = Problems::new(path, &text);
+        let mut root = parse(&text, &mut problems);
+        overrides::apply(&mut root, overrides, &mut problems);
+        let config: Option<RunConfig> = read(&root, "", &mut problems);
+        let built = registry.build(&root, &mut problems);
+        let checked = config.as_ref().map(|config| check::values(config, &root, &mut problems));
+        let source = Source { root, problems };
+        let (Some(config), Some(built), Some(())) = (config, built, checked) else {
+            source.problems.into_result()?;
+            anyhow::bail!("{}: nothing could be read", path.display());
+        };
+        source.problems.clone().into_result()?;
+        let resolved = resolve(&config, &built)?;
+        Ok(Self { config, name: built.name, algorithm: built.algorithm, kind: built.kind, resolved, source })
+    }
+
+    /// Reports a setting that turned out wrong after the file was read, with its place.
+    pub(crate) fn blame(&self, error: Error) -> anyhow::Error {
+        let Error::Setting { key, message } = &error else { return error.into() };
+        let mut problems = self.source.problems.clone();
+        blame(&self.source.root, key, message, &mut problems);
+        problems.into_result().err().unwrap_or_else(|| error.into())
+    }
+}
+
+/// Records a finding about the key at a dotted path.
+pub(crate) fn blame(root: &Node, path: &str, message: &str, problems: &mut Problems) {
+    let origin = root.find(path).map(|entry| entry.node.origin.clone());
+    problems.push(origin, format!("`{path}`: {message}"));
+}
+
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    let bytes = std::fs::read(path).map_err(|error| crate::Usage(format!("{}: {error}", path.display())))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..valid].iter().filter(|&&byte| byte == b'\n').count() + 1;
+        crate::Usage(format!("{}:{line}: not UTF-8 text", path.display())).into()
+    })
+}
+
+/// The file's tree; syntax errors are problems, and what could be read beside them is kept.
+fn parse(text: &str, problems: &mut Problems) -> Node {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        problems.push(error.span().map(Origin::File), error.message());
+    }
+    Node::from_table(table, &Origin::File)
+}
+
+fn resolve(config: &RunConfig, built: &crate::registry::Built) -> anyhow::Result<toml::Table> {
+    let mut resolved =
+        toml::Table::try_from(config).context("the configuration cannot be written as TOML")?;
+    let algorithm = toml::Table::from_iter([(built.name.clone(), built.config.clone())]);
+    resolved.insert("algorithm".into(), toml::Value::Table(algorithm));
+    Ok(resolved)
+}

@@ -1,0 +1,126 @@
+//! Checks across keys, and of the files that they name, before anything is loaded.
+
+use std::path::Path;
+
+use aligner_core::Error;
+use aligner_data::DatasetConfig;
+
+use super::{Node, Problems, RunConfig, blame};
+
+/// Records every value that cannot work; opens no model and touches no device.
+pub(super) fn values(config: &RunConfig, root: &Node, problems: &mut Problems) {
+    let mut found = Vec::new();
+    model(config, &mut found);
+    data(config, &mut found);
+    learner(config, &mut found);
+    run(config, &mut found);
+    for (key, message) in found {
+        blame(root, &key, &message, problems);
+    }
+}
+
+/// Keys and what is wrong with their values.
+type Found = Vec<(String, String)>;
+
+fn add(found: &mut Found, key: &str, message: impl Into<String>) {
+    found.push((key.to_string(), message.into()));
+}
+
+/// A section's own findings, whose keys are relative to it.
+fn add_errors(found: &mut Found, section: &str, errors: impl IntoIterator<Item = Error>) {
+    for error in errors {
+        match error {
+            // `betas[1]` is a part of the key `betas`.
+            Error::Setting { key, message } => {
+                let key = key.split('[').next().unwrap_or_default();
+                add(found, &format!("{section}.{key}"), message);
+            }
+            other => add(found, section, other.to_string()),
+        }
+    }
+}
+
+fn model(config: &RunConfig, found: &mut Found) {
+    let path = &config.model.path;
+    if let Some(message) = not_a_model(path) {
+        add(found, "model.path", message);
+    } else if let Some(tokenizer) = &config.model.tokenizer {
+        if !has_tokenizer(tokenizer) {
+            add(found, "model.tokenizer", format!("{}: no tokenizer.json there", tokenizer.display()));
+        }
+    } else if path.is_dir() && !has_tokenizer(path) {
+        let message = format!(
+            "{}: there is a model, but no tokenizer.json beside it; name its directory as `model.tokenizer`",
+            path.display()
+        );
+        add(found, "model.path", message);
+    }
+    if let Some(message) = config.reference.path.as_deref().and_then(not_a_model) {
+        add(found, "reference.path", message);
+    }
+}
+
+/// Why `path` cannot be a model; none where it may be one.
+pub(crate) fn not_a_model(path: &Path) -> Option<String> {
+    let shown = path.display();
+    if !path.exists() {
+        return Some(format!("{shown}: no such file or directory"));
+    }
+    if path.is_file() {
+        let gguf = path.extension().is_some_and(|extension| extension == "gguf");
+        return (!gguf).then(|| format!("{shown}: expected a model's directory or a .gguf file"));
+    }
+    if !path.join("config.json").is_file() {
+        return Some(format!("{shown}: no config.json in this directory"));
+    }
+    let weights = ["model.safetensors", "model.safetensors.index.json"];
+    let any = weights.iter().any(|name| path.join(name).is_file());
+    (!any).then(|| format!("{shown}: neither {} nor {} in this directory", weights[0], weights[1]))
+}
+
+fn has_tokenizer(path: &Path) -> bool {
+    path.join("tokenizer.json").is_file() || path.is_file()
+}
+
+fn data(config: &RunConfig, found: &mut Found) {
+    let data = &config.data;
+    rows("data.train", &data.train, found);
+    let Some(eval) = &data.eval else { return };
+    rows("data.eval", eval, found);
+    let message = "rows are held out of `data.train` only where there is no `data.eval`";
+    for (key, holdout) in [("data.train.holdout", data.train.holdout), ("data.eval.holdout", eval.holdout)] {
+        if holdout > 0 {
+            add(found, key, message);
+        }
+    }
+}
+
+fn rows(section: &str, config: &DatasetConfig, found: &mut Found) {
+    add_errors(found, section, config.check().err());
+    if !config.path.exists() {
+        add(found, &format!("{section}.path"), format!("{}: no such file", config.path.display()));
+    }
+}
+
+fn learner(config: &RunConfig, found: &mut Found) {
+    add_errors(found, "learner", config.learner.errors());
+}
+
+fn run(config: &RunConfig, found: &mut Found) {
+    let run = &config.run;
+    if run.steps.is_some() && run.epochs.is_some() {
+        add(found, "run.epochs", "give either `steps` or `epochs`");
+    }
+    if run.steps == Some(0) {
+        add(found, "run.steps", "expected at least 1, got 0");
+    }
+    if let Some(epochs) = run.epochs.filter(|epochs| !(epochs.is_finite() && *epochs > 0.0)) {
+        add(found, "run.epochs", format!("expected a number above 0, got {epochs}"));
+    }
+    if run.batch_size == 0 {
+        add(found, "run.batch_size", "expected at least 1 group a step, got 0");
+    }
+    if run.dir.is_file() {
+        add(found, "run.dir", format!("{}: expected a directory, but this is a file", run.dir.display()));
+    }
+}

@@ -1,0 +1,148 @@
+//! The sections of a run file that belong to the program; the others stand beside their code.
+
+use std::path::PathBuf;
+
+use aligner_algos::{LearnerConfig, PreflightConfig};
+use aligner_core::weights::SaveDtype;
+use aligner_data::DatasetConfig;
+use serde::{Deserialize, Serialize};
+
+use super::read::Names;
+
+/// A whole run file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// What is trained.
+    pub model: ModelConfig,
+    /// What it is trained on.
+    pub data: DataConfig,
+    /// `[algorithm.NAME]`: read by the registry's entry of that name.
+    #[serde(skip_serializing)]
+    pub(crate) algorithm: Names,
+    /// The frozen model that DPO and its kin measure against.
+    #[serde(default)]
+    pub reference: ReferenceConfig,
+    /// How it is trained.
+    #[serde(default)]
+    pub learner: LearnerConfig,
+    /// What the checks before step 1 hold the run to.
+    #[serde(default)]
+    pub preflight: PreflightConfig,
+    /// How long, where to, and what is kept.
+    pub run: RunSection,
+}
+
+/// `[model]`: the policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A directory with `config.json` and safetensors, or a `.gguf` file.
+    pub path: PathBuf,
+    /// A directory with `tokenizer.json`, where the model's own has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// `[data]`: rows to train on and rows held out.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// The rows to train on.
+    pub train: DatasetConfig,
+    /// Held-out rows of their own; without it, `train.holdout` rows are held out of `train`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval: Option<DatasetConfig>,
+    /// Whether training rows are shuffled anew for each epoch.
+    #[serde(default = "yes")]
+    pub shuffle: bool,
+}
+
+/// `[reference]`: read where the algorithm asks for the reference's log-probabilities.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReferenceConfig {
+    /// Another model than `model.path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Whether log-probabilities are computed once for each row and kept.
+    pub cache: bool,
+    /// Where they are kept, for several runs to share; in the run directory by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_file: Option<PathBuf>,
+}
+
+impl Default for ReferenceConfig {
+    fn default() -> Self {
+        Self { path: None, cache: true, cache_file: None }
+    }
+}
+
+/// `[run]`: length, place, and what is written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSection {
+    /// The run's directory; it is made.
+    pub dir: PathBuf,
+    /// Seeds the order of rows, the held-out draw and new heads. 1234, as in NeMo-Aligner.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Optimizer steps; this or `epochs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
+    /// Passes over the training rows; this or `steps`. Without either, one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Groups a step: rows for SFT, pairs for preferences.
+    #[serde(default = "default_batch_size")]
+    pub batch_size: usize,
+    /// Steps between evaluations on held-out rows; 0 is at the start and the end only.
+    #[serde(default)]
+    pub eval_every: usize,
+    /// Steps between checkpoints; 0 is at the end only.
+    #[serde(default)]
+    pub save_every: usize,
+    /// Checkpoints that are kept beside the best one.
+    #[serde(default = "default_keep_last")]
+    pub keep_last: usize,
+    /// Held-out prompts that are answered before and after.
+    #[serde(default = "default_sample_prompts")]
+    pub sample_prompts: usize,
+    /// Most tokens of such an answer.
+    #[serde(default = "default_sample_tokens")]
+    pub sample_tokens: usize,
+    /// Whether the checks before step 1 run.
+    #[serde(default = "yes")]
+    pub preflight: bool,
+    /// Number type of the final model's file.
+    #[serde(default = "f32")]
+    pub save_dtype: SaveDtype,
+}
+
+fn f32() -> SaveDtype {
+    SaveDtype::F32
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_seed() -> u64 {
+    1234
+}
+
+fn default_batch_size() -> usize {
+    8
+}
+
+fn default_keep_last() -> usize {
+    2
+}
+
+fn default_sample_prompts() -> usize {
+    3
+}
+
+fn default_sample_tokens() -> usize {
+    64
+}

@@ -1,0 +1,107 @@
+//! `aligner eval`: a model on a run's held-out rows.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aligner_algos::{Learner, Reference, Sft, SftConfig};
+use aligner_core::model::CausalLm;
+use aligner_core::weights::Checkpoint;
+use aligner_core::{Algorithm, Device, Group, Needs};
+use aligner_parallel::Solo;
+use anyhow::ensure;
+
+use crate::arguments::RunFile;
+use crate::progress::{result, say};
+use crate::report::STANDARD_ERROR;
+use crate::wire::{self, Data, LoadedModel};
+use crate::{Registry, Run, Usage, evaluate};
+
+/// Measure a model on a run's held-out rows: loss, perplexity, pair accuracy, rewards.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    file: RunFile,
+    /// The model to measure; by default what the run has trained, or else what it starts from.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Print one JSON object in place of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
+    let run = arguments.file.load(registry)?;
+    let base = LoadedModel::of_run(&run)?;
+    let groups = Data::open(&run, &base.tokenizer)?.held_out_groups()?;
+    let advice = "no row is held out; set `data.train.holdout`, or give rows of their own as [data.eval]";
+    ensure!(!groups.is_empty(), Usage(advice.into()));
+    let path = arguments.model.clone().unwrap_or_else(|| subject(&run));
+    say(&format!("measuring {} on {} held-out groups", path.display(), groups.len()));
+    let values = measure(&run, &base, &path, groups)?;
+    let text = if arguments.json { serde_json::to_string(&values)? } else { table(&values) };
+    result(&text);
+    Ok(())
+}
+
+/// What the run has trained if it is finished, or else what it starts from.
+fn subject(run: &Run) -> PathBuf {
+    let trained = run.config.run.dir.join("model");
+    if trained.exists() { trained } else { run.config.model.path.clone() }
+}
+
+fn measure(
+    run: &Run,
+    base: &LoadedModel,
+    path: &std::path::Path,
+    mut groups: Vec<Group>,
+) -> anyhow::Result<BTreeMap<String, f64>> {
+    let device = wire::device();
+    let policy = wire::trained_policy(run, &Checkpoint::open(path)?, &device)?;
+    if run.algorithm.needs().contains(Needs::REF_LOGPS) {
+        reference(run, base, &device)?.fill(&mut groups)?;
+    }
+    let learner = Learner::new(Box::new(policy), run.config.learner.clone(), 1, Arc::new(Solo))?;
+    let mut values = on(&learner, run.algorithm.as_ref(), &groups)?;
+    let language_model = !run.algorithm.needs().contains(Needs::SCORES);
+    if language_model && !values.contains_key("eval/perplexity") {
+        // Of pairs, the perplexity of the chosen answers.
+        let chosen: Vec<Group> = groups.iter().filter_map(first_sample).collect();
+        let sft = on(&learner, &Sft::new(SftConfig::default()), &chosen)?;
+        values.extend(sft.into_iter().filter(|(name, _)| name.contains("perplexity")));
+    }
+    Ok(values
+        .into_iter()
+        .map(|(name, value)| (name.trim_start_matches("eval/").to_string(), value))
+        .collect())
+}
+
+fn on(
+    learner: &Learner,
+    algorithm: &dyn Algorithm,
+    groups: &[Group],
+) -> anyhow::Result<BTreeMap<String, f64>> {
+    Ok(evaluate::held_out(groups, |group| learner.evaluate(algorithm, std::slice::from_ref(group)))?)
+}
+
+fn reference(run: &Run, base: &LoadedModel, device: &Device) -> anyhow::Result<Reference> {
+    let frozen = match &run.config.reference.path {
+        Some(path) => CausalLm::load(&Checkpoint::open(path)?, device)?,
+        None => base.policy(device)?,
+    };
+    Ok(Reference::live(Box::new(frozen), run.config.learner.micro_batch_tokens))
+}
+
+fn first_sample(group: &Group) -> Option<Group> {
+    let sample = group.samples.first()?.clone();
+    Some(Group::single(group.id.as_str(), sample))
+}
+
+fn table(values: &BTreeMap<String, f64>) -> String {
+    let row = |(name, value): (&String, &f64)| match values.get(&format!("{name}{STANDARD_ERROR}")) {
+        Some(error) => format!("{name:<24} {value:>12.4} ± {error:.4}"),
+        None => format!("{name:<24} {value:>12.4}"),
+    };
+    let shown = values.iter().filter(|(name, _)| !name.ends_with(STANDARD_ERROR));
+    shown.map(row).collect::<Vec<_>>().join("\n")
+}

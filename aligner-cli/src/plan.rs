@@ -1,0 +1,81 @@
+//! `aligner plan`: what a run will do and take, before it is started.
+
+mod memory;
+mod shape;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aligner_algos::{Learner, Reference};
+use aligner_core::Needs;
+use aligner_data::Loader;
+use aligner_parallel::Solo;
+
+use crate::arguments::RunFile;
+use crate::progress::{clock, result};
+use crate::train::total_steps;
+use crate::wire::{self, Data, LoadedModel};
+use crate::{Registry, Run};
+use memory::Memory;
+use shape::Shape;
+
+/// Show what a run will do: its batches, parameters and memory, without starting it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    file: RunFile,
+    /// Load the model and time two steps, to estimate how long the run takes.
+    #[arg(long)]
+    measure: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
+    let run = arguments.file.load(registry)?;
+    let model = LoadedModel::of_run(&run)?;
+    let data = Data::open(&run, &model.tokenizer)?;
+    let steps = total_steps(&run, data.train_rows());
+    let shape = Shape::of(&data, &run.config)?;
+    let mut out = shape.describe(&run, &data, steps);
+    out.push_str(&memory::parameters(&model.checkpoint));
+    out.push_str(&Memory::estimate(model.checkpoint.config(), &run, shape.largest_micro_batch).describe());
+    if arguments.measure {
+        out.push_str(&time(&run, &model, &data, steps)?);
+    } else {
+        out.push_str("\ntime        `--measure` times two steps of this run on this machine");
+    }
+    result(&out);
+    Ok(())
+}
+
+/// Times the second of two steps: the first also warms caches and makes the optimizer's moments.
+fn time(run: &Run, model: &LoadedModel, data: &Data, steps: u64) -> anyhow::Result<String> {
+    let device = wire::device();
+    let policy = wire::trained_policy(run, &model.checkpoint, &device)?;
+    let wants_reference = run.algorithm.needs().contains(Needs::REF_LOGPS);
+    let budget = run.config.learner.micro_batch_tokens;
+    let mut reference = wants_reference.then(|| Reference::live(Box::new(policy.clone()), budget));
+    let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), steps, Arc::new(Solo))?;
+    let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
+    let (mut of_reference, mut of_step) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..2 {
+        let mut groups = loader.next(run.config.run.batch_size)?;
+        let started = Instant::now();
+        if let Some(reference) = &mut reference {
+            reference.fill(&mut groups)?;
+        }
+        of_reference = started.elapsed();
+        let started = Instant::now();
+        learner.step(run.algorithm.as_ref(), groups)?;
+        of_step = started.elapsed();
+    }
+    let epochs = steps as f64 * run.config.run.batch_size as f64 / data.train_rows() as f64;
+    // With a cache, each row meets the reference in the first epoch only.
+    let share = if run.config.reference.cache { (1.0 / epochs).min(1.0) } else { 1.0 };
+    let per_step = of_step + of_reference.mul_f64(share);
+    Ok(format!(
+        "\ntime        {:.2}s a step, of which {:.2}s are the reference's; {} for {steps} steps, evaluations not counted",
+        per_step.as_secs_f64(),
+        of_reference.mul_f64(share).as_secs_f64(),
+        clock(per_step.mul_f64(steps as f64))
+    ))
+}

@@ -1,0 +1,107 @@
+//! Memory at the peak of a step, by kind.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use aligner_core::Needs;
+use aligner_core::model::ModelConfig;
+use aligner_core::weights::Checkpoint;
+
+use crate::Run;
+
+const F32_BYTES: f64 = 4.0;
+
+/// Bytes of each kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Memory(Vec<(&'static str, f64)>);
+
+impl Memory {
+    /// What a step of `tokens` in its largest micro-batch holds at its peak.
+    pub(super) fn estimate(config: &ModelConfig, run: &Run, tokens: usize) -> Self {
+        let weights = config.num_params() as f64 * F32_BYTES;
+        let mut kinds = vec![("weights", weights), ("gradients", weights), ("moments", 2.0 * weights)];
+        if run.algorithm.needs().contains(Needs::REF_LOGPS) {
+            kinds.push(("reference", weights));
+        }
+        let checkpointing = run.config.learner.gradient_checkpointing;
+        kinds.push(("activations", activations(config, tokens, checkpointing)));
+        Self(kinds)
+    }
+
+    fn total(&self) -> f64 {
+        self.0.iter().map(|kind| kind.1).sum()
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let kinds: Vec<String> =
+            self.0.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+        format!("memory      {} at the peak: {}\n", bytes(self.total()), kinds.join(", "))
+    }
+}
+
+/// Bytes that the forward pass keeps for the backward pass, estimated from the layers' shapes.
+fn activations(config: &ModelConfig, tokens: usize, checkpointing: bool) -> f64 {
+    let (hidden, mlp) = (config.hidden_size as f64, config.intermediate_size as f64);
+    let queries = (config.num_heads * config.head_dim) as f64;
+    let keys = (config.num_kv_heads * config.head_dim) as f64;
+    // Of a layer: both norms' inputs and outputs, q, k and v before and after the rotation, the
+    // attention's output, and the MLP's gate, up and product.
+    let layer = 4.0 * hidden + 3.0 * queries + 3.0 * keys + 3.0 * mlp;
+    let layers = config.num_layers as f64;
+    let kept = if checkpointing { layers * hidden + layer } else { layers * layer };
+    tokens as f64 * F32_BYTES * (kept + 2.0 * hidden)
+}
+
+/// The parameters of a checkpoint by kind.
+pub(super) fn parameters(checkpoint: &Checkpoint) -> String {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in checkpoint.names() {
+        let elements: usize = checkpoint.shape(name).unwrap_or_default().iter().product();
+        *kinds.entry(kind(name)).or_default() += elements;
+    }
+    let total: usize = kinds.values().sum();
+    let mut out = format!("parameters  {}: ", count(total));
+    let parts: Vec<String> =
+        kinds.iter().map(|(kind, elements)| format!("{kind} {}", count(*elements))).collect();
+    let _ = writeln!(out, "{}", parts.join(", "));
+    out
+}
+
+fn kind(name: &str) -> &'static str {
+    let kinds = [
+        ("embed", "embedding"),
+        ("lm_head", "head"),
+        ("score", "head"),
+        ("norm", "norms"),
+        ("attn", "attention"),
+        ("mlp", "mlp"),
+    ];
+    kinds.iter().find(|(part, _)| name.contains(part)).map_or("other", |(_, kind)| kind)
+}
+
+fn count(elements: usize) -> String {
+    match elements {
+        0..10_000 => elements.to_string(),
+        10_000..10_000_000 => format!("{:.2} M", elements as f64 / 1e6),
+        10_000_000..1_000_000_000 => format!("{:.1} M", elements as f64 / 1e6),
+        _ => format!("{:.2} B", elements as f64 / 1e9),
+    }
+}
+
+fn bytes(size: f64) -> String {
+    if size < 1e9 { format!("{:.0} MB", size / 1e6) } else { format!("{:.2} GB", size / 1e9) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_kinds_and_counts_are_short() {
+        assert_eq!(kind("model.layers.0.self_attn.q_proj.weight"), "attention");
+        assert_eq!(kind("model.layers.0.input_layernorm.weight"), "norms");
+        assert_eq!(kind("model.embed_tokens.weight"), "embedding");
+        assert_eq!([count(960), count(134_515_008), count(1_235_814_400)], ["960", "134.5 M", "1.24 B"]);
+        assert_eq!([bytes(538e6), bytes(2.15e9)], ["538 MB", "2.15 GB"]);
+    }
+}

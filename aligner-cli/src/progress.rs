@@ -1,0 +1,153 @@
+//! What the user sees while something runs: a bar on a terminal, plain lines elsewhere. All of it
+//! goes to standard error; results go to standard output.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tracing_subscriber::EnvFilter;
+
+/// The bar that is on the screen, so that log lines go above it.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+static COLOUR: OnceLock<bool> = OnceLock::new();
+
+/// Starts logging to standard error.
+pub(crate) fn start_log(verbose: u8) {
+    let default = match verbose {
+        0 => "warn,aligner=info",
+        1 => "info,aligner=debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| AboveBar)
+        .with_ansi(io::stderr().is_terminal() && colour_wanted())
+        .with_target(false)
+        .without_time();
+    // A second start, as in tests that run in one process, keeps the first.
+    let _ = log.try_init();
+}
+
+/// Whether standard output takes colours.
+pub(crate) fn colour() -> bool {
+    *COLOUR.get_or_init(|| io::stdout().is_terminal() && colour_wanted())
+}
+
+fn colour_wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// A line on standard error, above the bar if there is one.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(AboveBar, "{line}");
+}
+
+/// A result on standard output; a reader that has gone away is no error of ours.
+pub(crate) fn result(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+}
+
+struct AboveBar;
+
+impl Write for AboveBar {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match bar {
+            Some(bar) => bar.suspend(|| io::stderr().write_all(bytes))?,
+            None => io::stderr().write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Progress of the optimizer's steps.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    bar: Option<ProgressBar>,
+    total: u64,
+    started: Instant,
+    first: u64,
+    last_line: Option<Instant>,
+}
+
+/// Plain lines come no more often than this, except for the first and the last.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+impl Steps {
+    /// Starts at step `first` of `total`.
+    pub(crate) fn start(first: u64, total: u64) -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(total).with_position(first).with_style(style());
+            bar.reset_eta();
+            bar.enable_steady_tick(Duration::from_millis(250));
+            bar
+        });
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar.clone();
+        Self { bar, total, started: Instant::now(), first, last_line: None }
+    }
+
+    /// Shows that `step` is done.
+    pub(crate) fn done(&mut self, step: u64, loss: f64, tokens_per_second: f64) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {loss:.4}  {tokens_per_second:.0} tokens/s"));
+            bar.set_position(step);
+            return;
+        }
+        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_INTERVAL);
+        if due || step == self.total {
+            let left = self
+                .started
+                .elapsed()
+                .div_f64((step - self.first).max(1) as f64)
+                .mul_f64((self.total - step) as f64);
+            say(&format!(
+                "step {step}/{}  loss {loss:.4}  {tokens_per_second:.0} tokens/s  {} left",
+                self.total,
+                clock(left)
+            ));
+            self.last_line = Some(Instant::now());
+        }
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+}
+
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{bar:28.blue} {pos}/{len}  {msg}  {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// A duration as a clock shows it.
+pub(crate) fn clock(duration: Duration) -> String {
+    let secs = duration.as_secs();
+    match (secs / 3600, secs / 60 % 60, secs % 60) {
+        (0, 0, secs) => format!("{secs}s"),
+        (0, minutes, secs) => format!("{minutes}m{secs:02}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        let shown = [59, 61, 3661].map(|secs| clock(Duration::from_secs(secs)));
+        assert_eq!(shown, ["59s", "1m01s", "1h01m"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Names of algorithms, and how each is built from its section of the run file.
+
+use aligner_algos::{Dpo, DpoConfig, RewardModel, RewardModelConfig, Sft, SftConfig};
+use aligner_core::{Algorithm, Error};
+use aligner_data::Kind;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::{Node, Problems, blame, read, unknown};
+
+/// An algorithm as its section of the run file describes it.
+pub(crate) struct Built {
+    pub(crate) name: String,
+    pub(crate) algorithm: Box<dyn Algorithm>,
+    /// The section with its defaults.
+    pub(crate) config: toml::Value,
+    /// The rows that it trains on, where it has said so.
+    pub(crate) kind: Option<Kind>,
+}
+
+type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<dyn Algorithm>, toml::Value)>;
+
+/// The algorithms that a run file may name.
+///
+/// ```
+/// use aligner_core::{Algorithm, Batch, Forward, LossOutput, Result};
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct MineConfig { scale: f64 }
+/// struct Mine(MineConfig);
+///
+/// impl Algorithm for Mine {
+///     fn loss(&self, out: &Forward, _: &Batch) -> Result<LossOutput> {
+///         Ok(LossOutput::new(out.logps()?.clone().sum().mul_scalar(-self.0.scale)))
+///     }
+/// }
+///
+/// // `[algorithm.mine]` with `scale = 0.5` now works in a run file.
+/// let registry = aligner_cli::Registry::built_in().with("mine", |config| Ok(Mine(config)));
+/// assert!(registry.names().any(|name| name == "mine"));
+/// ```
+pub struct Registry {
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    name: &'static str,
+    build: Box<Build>,
+    kind: Option<Kind>,
+}
+
+impl Registry {
+    /// The algorithms that the program comes with: `sft`, `reward_model` and `dpo`.
+    pub fn built_in() -> Self {
+        Self { entries: Vec::new() }
+            .with("sft", |config: SftConfig| Ok(Sft::new(config)))
+            .on(Kind::Sft)
+            .with("reward_model", |config: RewardModelConfig| RewardModel::new(config))
+            .on(Kind::Preference)
+            .with("dpo", |config: DpoConfig| Dpo::new(config))
+            .on(Kind::Preference)
+    }
+
+    /// These and one more, built from the section `[algorithm.NAME]`; a name that is taken is replaced.
+    #[must_use]
+    pub fn with<C, A>(
+        mut self,
+        name: &'static str,
+        build: impl Fn(C) -> aligner_core::Result<A> + 'static,
+    ) -> Self
+    where
+        C: DeserializeOwned + Serialize,
+        A: Algorithm + 'static,
+    {
+        let build = move |root: &Node, path: &str, problems: &mut Problems| {
+            let config: C = read(root, path, problems)?;
+            let resolved = toml::Value::try_from(&config);
+            match (build(config), resolved) {
+                (Ok(algorithm), Ok(resolved)) => Some((Box::new(algorithm) as Box<dyn Algorithm>, resolved)),
+                (Err(error), _) => {
+                    report(root, path, &error, problems);
+                    None
+                }
+                (_, Err(error)) => {
+                    blame(root, path, &format!("cannot be written as TOML: {error}"), problems);
+                    None
+                }
+            }
+        };
+        self.entries.retain(|entry| entry.name != name);
+        self.entries.push(Entry { name, build: Box::new(build), kind: None });
+        self
+    }
+
+    /// Says that the algorithm that was added last trains on rows of this kind: others are refused
+    /// before anything is loaded.
+    #[must_use]
+    pub fn on(mut self, kind: Kind) -> Self {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.kind = Some(kind);
+        }
+        self
+    }
+
+    /// The names, in the order in which they were added.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.entries.iter().map(|entry| entry.name)
+    }
+
+    /// Builds the one algorithm that the run file names.
+    pub(crate) fn build(&self, root: &Node, problems: &mut Problems) -> Option<Built> {
+        let sections = root.find("algorithm")?.node.entries();
+        let mut built = Vec::new();
+        for section in sections {
+            let name = section.key.as_str();
+            let Some(entry) = self.entries.iter().find(|entry| entry.name == name) else {
+                let names: Vec<&str> = self.names().collect();
+                problems.push(
+                    Some(section.origin.clone()),
+                    unknown("algorithm", name, " in [algorithm]", &names),
+                );
+                continue;
+            };
+            if let Some((algorithm, config)) = (entry.build)(root, &format!("algorithm.{name}"), problems) {
+                built.push(Built { name: name.to_string(), algorithm, config, kind: entry.kind });
+            }
+        }
+        if let [_, second, ..] = sections {
+            let message = format!("one algorithm trains a run, and this is the second: `{}`", second.key);
+            problems.push(Some(second.origin.clone()), message);
+        }
+        if sections.is_empty() {
+            problems.push(None, "[algorithm] names no algorithm; write a section such as [algorithm.dpo]");
+        }
+        built.pop()
+    }
+}
+
+/// A builder's own finding; the key of a [`Error::Setting`] may be full or relative to the section.
+fn report(root: &Node, path: &str, error: &Error, problems: &mut Problems) {
+    match error {
+        Error::Setting { key, message } if key.starts_with(path) => blame(root, key, message, problems),
+        Error::Setting { key, message } => {
+            let key = key.rsplit('.').next().unwrap_or(key);
+            blame(root, &format!("{path}.{key}"), message, problems);
+        }
+        error => blame(root, path, &error.to_string(), problems),
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_list().entries(self.names()).finish()
+    }
+}

@@ -1,0 +1,311 @@
+//! Everything that a run holds while it trains, built from its file or from its newest checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use aligner_algos::{Dpo, Learner, PreflightInput, Reference, preflight};
+use aligner_core::model::{CausalLm, ModelConfig};
+use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
+use aligner_core::{Device, Engine as _, Group, Needs, Prompt, Sampling};
+use aligner_data::{Loader, LoaderState};
+use aligner_parallel::Solo;
+
+use super::{Ending, Outcome, summary};
+use crate::interrupt::Interrupt;
+use crate::progress::say;
+use crate::rundir::{self, Answer, EventWriter, Existing, MetricsLog, Record, RunDir, TrainState};
+use crate::wire::{self, Data, LoadedModel};
+use crate::{Report, Run, evaluate};
+
+/// A run in progress.
+pub(super) struct Session {
+    pub(super) run: Run,
+    pub(super) dir: RunDir,
+    pub(super) model: LoadedModel,
+    /// The configuration of the model that is trained: with its head.
+    model_config: ModelConfig,
+    pub(super) learner: Learner,
+    pub(super) reference: Option<Reference>,
+    pub(super) loader: Loader,
+    pub(super) held_out: Vec<Group>,
+    prompts: Vec<Prompt>,
+    log: MetricsLog,
+    events: EventWriter,
+    pub(super) total: u64,
+    pub(super) tokens: u64,
+    /// The step of the newest held-out loss, and that loss.
+    pub(super) eval_loss: Option<(u64, f64)>,
+}
+
+impl Session {
+    /// Opens all that the run names. Mistakes in the run file and in the data come first, then the
+    /// run's directory, then the model's weights.
+    pub(super) fn open(run: Run, existing: Existing) -> anyhow::Result<Self> {
+        let model = LoadedModel::of_run(&run)?;
+        let data = Data::open(&run, &model.tokenizer)?;
+        let total = total_steps(&run, data.train_rows());
+        let dir = RunDir::open(&run.config.run.dir, &run.resolved, existing)?;
+        rundir::remove_partial(&dir.path().join("checkpoints"))?;
+        let checkpoints = dir.checkpoints();
+        let state: Option<TrainState<LoaderState>> =
+            checkpoints.steps().last().map(|step| checkpoints.state(*step)).transpose()?;
+        let from = state.as_ref().map(|state| checkpoints.path(state.step));
+
+        let device = wire::device();
+        let policy = policy(&run, &model, from.as_ref(), &device)?;
+        let model_config = policy.config().clone();
+        let mut reference = reference(&run, &model, &policy, from.is_some(), &dir, &device)?;
+        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, Arc::new(Solo))?;
+        let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
+        if let (Some(state), Some(from)) = (&state, &from) {
+            learner.load_state(&rundir::Checkpoints::learner(from))?;
+            loader.restore(&state.loader)?;
+            say(&format!("resuming from {}", from.display()));
+        }
+        let mut held_out = data.held_out_groups()?;
+        if let Some(reference) = &mut reference {
+            reference.fill(&mut held_out)?;
+        }
+        let scores = run.algorithm.needs().contains(Needs::SCORES);
+        let prompts = if scores { Vec::new() } else { data.prompts(run.config.run.sample_prompts)? };
+        let step = learner.steps();
+        let resumed = if step > 0 { step + 1 } else { 0 };
+        if step == 0 {
+            dir.remove_events()?;
+        }
+        Ok(Self {
+            log: MetricsLog::open(&dir.metrics(), step)?,
+            events: EventWriter::create(dir.path(), resumed).map_err(aligner_core::Error::io(dir.path()))?,
+            eval_loss: None,
+            tokens: state.map_or(0, |state| state.tokens),
+            run,
+            dir,
+            model,
+            model_config,
+            learner,
+            reference,
+            loader,
+            held_out,
+            prompts,
+            total,
+        })
+    }
+
+    /// Trains from wherever the run stands to its end.
+    pub(super) fn run(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ending> {
+        if self.learner.steps() == 0 {
+            self.begin()?;
+        }
+        if let Ending::Interrupted(step) = self.steps(interrupt)? {
+            return Ok(Ending::Interrupted(step));
+        }
+        self.finish()?;
+        Ok(Ending::Finished)
+    }
+
+    /// What comes before the first step: checks, the held-out figures and answers to compare with.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        if self.run.config.run.preflight {
+            self.preflight()?;
+        }
+        self.evaluate()?;
+        self.answer()
+    }
+
+    fn preflight(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        // A loader of its own: the run's must begin with its first row.
+        let config = &self.run.config;
+        let mut loader = Loader::new(self.loader.dataset().clone(), config.run.seed, config.data.shuffle)?;
+        let mut groups = loader.next(config.run.batch_size)?;
+        if let Some(reference) = &mut self.reference {
+            reference.fill(&mut groups)?;
+        }
+        let from_reference = self.run.name == "dpo" && config.reference.path.is_none();
+        let input = PreflightInput {
+            groups: &groups,
+            expected_loss: from_reference.then_some(Dpo::LOSS_AT_REFERENCE),
+            bos: self.model.tokenizer.bos(),
+        };
+        let report = preflight(self.learner.policy(), self.run.algorithm.as_ref(), input, &config.preflight)?;
+        say(&format!("preflight in {:.1}s: {report}", started.elapsed().as_secs_f64()));
+        Ok(())
+    }
+
+    /// Measures the held-out rows, unless this step's figures are logged already.
+    pub(super) fn evaluate(&mut self) -> anyhow::Result<()> {
+        let step = self.learner.steps();
+        if self.held_out.is_empty() || self.logged_evaluation(step)? {
+            return Ok(());
+        }
+        let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
+        let values = evaluate::held_out(&self.held_out, |group| {
+            learner.evaluate(algorithm, std::slice::from_ref(group))
+        })?;
+        self.eval_loss = values.get("eval/loss").map(|loss| (step, *loss));
+        say(&evaluate::line(step, self.held_out.len(), &values));
+        self.write_record(step, values)
+    }
+
+    fn logged_evaluation(&mut self, step: u64) -> anyhow::Result<bool> {
+        let records = rundir::read_metrics(&self.dir.metrics())?;
+        let loss = records
+            .iter()
+            .filter(|record| record.step == step)
+            .find_map(|record| record.values.get("eval/loss"));
+        self.eval_loss = loss.map(|loss| (step, *loss)).or(self.eval_loss);
+        Ok(loss.is_some())
+    }
+
+    /// Answers the prompts greedily and keeps the answers.
+    fn answer(&mut self) -> anyhow::Result<()> {
+        if self.prompts.is_empty() {
+            return Ok(());
+        }
+        let step = self.learner.steps();
+        let sampling = Sampling {
+            temperature: 0.0,
+            max_tokens: self.run.config.run.sample_tokens,
+            stop_tokens: self.model.stop_tokens(),
+            seed: 0,
+        };
+        let mut engine = wire::engine(self.learner.policy())?;
+        let samples = engine.generate(&self.prompts, &sampling)?;
+        let tokenizer = &self.model.tokenizer;
+        let answer = |(prompt, sample): (&Prompt, &aligner_core::Sample)| {
+            let response = &sample.tokens[prompt.tokens.len().min(sample.tokens.len())..];
+            let (prompt_text, text) = (tokenizer.decode(&prompt.tokens)?, tokenizer.decode(response)?);
+            Ok(Answer { step, id: prompt.id.clone(), prompt: prompt_text, text })
+        };
+        let answers: aligner_core::Result<Vec<Answer>> =
+            self.prompts.iter().zip(&samples).map(answer).collect();
+        Ok(rundir::write_answers(&self.dir.samples(), step, &answers?)?)
+    }
+
+    /// Logs one step's values; those that are not finite have no place in JSON and are left out.
+    pub(super) fn write_record(
+        &mut self,
+        step: u64,
+        mut values: BTreeMap<String, f64>,
+    ) -> anyhow::Result<()> {
+        values.retain(|_, value| value.is_finite());
+        let named = values.iter().map(|(name, value)| (name.as_str(), *value));
+        self.events.scalars(step, named).map_err(aligner_core::Error::io(self.dir.path()))?;
+        Ok(self.log.write(&Record { step, values })?)
+    }
+
+    /// Writes a checkpoint of the present step, unless there is one.
+    pub(super) fn save(&mut self) -> anyhow::Result<()> {
+        let checkpoints = self.dir.checkpoints();
+        let step = self.learner.steps();
+        if checkpoints.steps().contains(&step) {
+            return Ok(());
+        }
+        let eval_loss = self.eval_loss.filter(|(at, _)| *at == step).map(|(_, loss)| loss);
+        let state = TrainState { step, tokens: self.tokens, eval_loss, loader: self.loader.state() };
+        let path = checkpoints.save(
+            &state,
+            |dir| self.save_model(dir, SaveDtype::F32),
+            |dir| self.learner.save_state(dir),
+        )?;
+        tracing::info!("saved {}", path.display());
+        Ok(checkpoints.prune(self.run.config.run.keep_last)?)
+    }
+
+    fn save_model(&self, dir: &std::path::Path, dtype: SaveDtype) -> aligner_core::Result<()> {
+        wire::save_files(
+            dir,
+            &self.model_config,
+            self.learner.policy().params(),
+            &self.model.tokenizer,
+            dtype,
+        )
+    }
+
+    /// What comes after the last step.
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.answer()?;
+        let dtype = self.run.config.run.save_dtype;
+        rundir::write_directory(&self.dir.model(), |dir| self.save_model(dir, dtype))?;
+        let title = self.run.config.run.dir.display().to_string();
+        let subtitle = format!(
+            "{} on {}, {} steps of {} groups, from {}",
+            self.run.name,
+            self.run.config.data.train.path.display(),
+            self.total,
+            self.run.config.run.batch_size,
+            self.run.config.model.path.display(),
+        );
+        let report = Report {
+            title: &title,
+            subtitle: &subtitle,
+            records: &rundir::read_metrics(&self.dir.metrics())?,
+            answers: &rundir::read_answers(&self.dir.samples())?,
+            config: &toml::to_string_pretty(&self.run.resolved)?,
+        };
+        let html = report.html();
+        Ok(atomic_write(&self.dir.report(), |file| file.write_all(html.as_bytes()))?)
+    }
+
+    /// Held-out numbers before and after.
+    pub(super) fn outcome(&self) -> anyhow::Result<Outcome> {
+        Ok(Outcome::of(&rundir::read_metrics(&self.dir.metrics())?))
+    }
+
+    /// What standard output says at the end.
+    pub(super) fn summary(&self) -> anyhow::Result<String> {
+        let answers = rundir::read_answers(&self.dir.samples())?;
+        Ok(summary::text(&self.outcome()?, &answers, &self.dir))
+    }
+}
+
+/// The policy at the run's start, or at its newest checkpoint.
+fn policy(
+    run: &Run,
+    model: &LoadedModel,
+    from: Option<&PathBuf>,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    match from {
+        Some(checkpoint) => wire::trained_policy(run, &Checkpoint::open(checkpoint)?, device),
+        None => wire::trained_policy(run, &model.checkpoint, device),
+    }
+}
+
+/// The frozen model, where the algorithm asks for its log-probabilities.
+fn reference(
+    run: &Run,
+    model: &LoadedModel,
+    policy: &CausalLm,
+    resumed: bool,
+    dir: &RunDir,
+    device: &Device,
+) -> anyhow::Result<Option<Reference>> {
+    if !run.algorithm.needs().contains(Needs::REF_LOGPS) {
+        return Ok(None);
+    }
+    let config = &run.config.reference;
+    let frozen = match &config.path {
+        Some(path) => CausalLm::load(&Checkpoint::open(path)?, device)?,
+        None if resumed => CausalLm::load(&model.checkpoint, device)?,
+        // The same handles: they are copied when the policy first moves.
+        None => policy.clone(),
+    };
+    let budget = run.config.learner.micro_batch_tokens;
+    let reference = if config.cache {
+        Reference::cached(Box::new(frozen), budget, &wire::reference_cache(run, dir.reference_cache()))?
+    } else {
+        Reference::live(Box::new(frozen), budget)
+    };
+    Ok(Some(reference))
+}
+
+/// Optimizer steps of the whole run.
+pub(crate) fn total_steps(run: &Run, rows: usize) -> u64 {
+    let section = &run.config.run;
+    let by_epochs =
+        || (section.epochs.unwrap_or(1.0) * rows as f64 / section.batch_size as f64).ceil() as u64;
+    section.steps.map_or_else(by_epochs, |steps| steps as u64)
+}

@@ -1,0 +1,112 @@
+//! From a run file to the objects that it names: model, tokenizer, data, engine.
+
+mod data;
+
+use std::path::{Path, PathBuf};
+
+use aligner_core::model::{CausalLm, ModelConfig};
+use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
+use aligner_core::{Device, Error, Needs, ParamSet};
+use aligner_data::Tokenizer;
+use anyhow::ensure;
+
+pub(crate) use data::Data;
+
+use crate::Run;
+
+/// A model's files, opened and checked against each other; its weights are not read yet.
+pub(crate) struct LoadedModel {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) tokenizer: Tokenizer,
+}
+
+impl LoadedModel {
+    /// Opens the model at `path`, with the tokenizer of another directory where it has none.
+    pub(crate) fn open(path: &Path, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
+        if let Some(message) = crate::config::not_a_model(path) {
+            return Err(crate::Usage(message).into());
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let tokenizer = match tokenizer {
+            Some(dir) => Tokenizer::from_dir(dir)?,
+            None => Tokenizer::from_checkpoint_path(path)?,
+        };
+        let (known, rows) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
+        ensure!(
+            known <= rows,
+            Error::format(
+                path,
+                format!(
+                    "the tokenizer has token ids up to {}, but the model's vocabulary has {rows} rows",
+                    known - 1
+                )
+            )
+        );
+        Ok(Self { checkpoint, tokenizer })
+    }
+
+    /// The model of a run file.
+    pub(crate) fn of_run(run: &Run) -> anyhow::Result<Self> {
+        Self::open(&run.config.model.path, run.config.model.tokenizer.as_deref())
+    }
+
+    /// The model with its weights.
+    pub(crate) fn policy(&self, device: &Device) -> anyhow::Result<CausalLm> {
+        Ok(CausalLm::load(&self.checkpoint, device)?)
+    }
+
+    /// Every token that ends an answer.
+    pub(crate) fn stop_tokens(&self) -> Vec<u32> {
+        let mut stops = self.tokenizer.stops().to_vec();
+        stops.extend(
+            self.checkpoint.config().eos_token_ids.iter().filter(|id| !self.tokenizer.stops().contains(id)),
+        );
+        stops
+    }
+}
+
+/// The device that computes.
+pub(crate) fn device() -> Device {
+    Device::flex()
+}
+
+/// The policy that a run trains: `model` with the head that the algorithm reads.
+pub(crate) fn trained_policy(
+    run: &Run,
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    let mut policy = CausalLm::load(checkpoint, device)?;
+    let scores = run.algorithm.needs().contains(Needs::SCORES);
+    match (scores, policy.config().num_labels) {
+        (true, None) => policy = policy.with_score_head(1, run.config.run.seed)?,
+        (false, Some(_)) => {
+            let message = format!(
+                "{}: the model scores, but `{}` trains a language model",
+                checkpoint.path().display(),
+                run.name
+            );
+            return Err(run.blame(Error::setting("model.path", message)));
+        }
+        _ => {}
+    }
+    policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
+    Ok(policy)
+}
+
+/// Writes a model's files to a directory that exists: weights, configuration and tokenizer.
+pub(crate) fn save_files(
+    dir: &Path,
+    config: &ModelConfig,
+    params: &ParamSet,
+    tokenizer: &Tokenizer,
+    dtype: SaveDtype,
+) -> aligner_core::Result<()> {
+    save_model(dir, config, params, dtype)?;
+    tokenizer.save(dir)
+}
+
+/// Where a run keeps its reference's log-probabilities.
+pub(crate) fn reference_cache(run: &Run, in_run: PathBuf) -> PathBuf {
+    run.config.reference.cache_file.clone().unwrap_or(in_run)
+}

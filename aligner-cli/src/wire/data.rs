@@ -1,0 +1,92 @@
+//! The rows of a run: those to train on and those held out.
+
+use aligner_core::{Error, Group, Prompt};
+use aligner_data::{Dataset, DatasetConfig, Kind, Tokenizer};
+
+use crate::Run;
+
+/// The opened data of a run.
+pub(crate) struct Data {
+    /// The rows to train on.
+    pub(crate) train: Dataset,
+    /// The held-out rows; may be empty.
+    pub(crate) held_out: Dataset,
+}
+
+impl Data {
+    /// Opens the files and checks every row against its schema.
+    pub(crate) fn open(run: &Run, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
+        let data = &run.config.data;
+        let train = open(run, "data.train", &data.train, tokenizer)?;
+        let (train, mut held_out) = train.split().map_err(|error| run.blame(within("data.train", error)))?;
+        if let Some(eval) = &data.eval {
+            held_out = open(run, "data.eval", eval, tokenizer)?;
+        }
+        Ok(Self { train, held_out })
+    }
+
+    /// How many rows are trained on.
+    pub(crate) fn train_rows(&self) -> usize {
+        self.train.len()
+    }
+
+    /// A training row; none where it is left out for its length.
+    pub(crate) fn train_group(&self, row: usize) -> anyhow::Result<Option<Group>> {
+        Ok(self.train.group(row)?)
+    }
+
+    /// All held-out groups.
+    pub(crate) fn held_out_groups(&self) -> anyhow::Result<Vec<Group>> {
+        let groups = (0..self.held_out.len()).map(|row| self.held_out.group(row));
+        Ok(groups.filter_map(Result::transpose).collect::<Result<_, _>>()?)
+    }
+
+    /// Prompts to answer before and after training: held-out ones if there are any.
+    pub(crate) fn prompts(&self, count: usize) -> anyhow::Result<Vec<Prompt>> {
+        let rows = if self.held_out.is_empty() { &self.train } else { &self.held_out };
+        let mut prompts = Vec::new();
+        for row in 0..rows.len() {
+            if prompts.len() == count {
+                break;
+            }
+            let Some(group) = rows.group(row)? else { continue };
+            let Some(sample) = group.samples.first() else { continue };
+            let tokens = sample.tokens[..sample.prompt_len()].to_vec();
+            prompts.push(Prompt { id: group.id, tokens, metadata: group.metadata });
+        }
+        Ok(prompts)
+    }
+}
+
+fn open(run: &Run, section: &str, config: &DatasetConfig, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
+    let rows = Dataset::open(config, tokenizer).map_err(|error| run.blame(within(section, error)))?;
+    match run.kind {
+        Some(wanted) if wanted != rows.kind() => {
+            let message = format!(
+                "`{}` trains on {}, but {} holds {}",
+                run.name,
+                described(wanted),
+                config.path.display(),
+                described(rows.kind())
+            );
+            Err(run.blame(Error::setting(format!("{section}.path"), message)))
+        }
+        _ => Ok(rows),
+    }
+}
+
+fn described(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Sft => "conversations or texts",
+        Kind::Preference => "preference pairs",
+        Kind::Kto => "labelled answers",
+    }
+}
+
+/// A section's own finding with its full key.
+fn within(section: &str, error: Error) -> Error {
+    match error {
+        Error::Setting { key, message } => Error::setting(format!("{section}.{key}"), message),
+        other => other,
+    }
+}
