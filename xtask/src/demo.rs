@@ -25,9 +25,12 @@ pub(crate) struct Options {
     data_only: bool,
 }
 
-/// The run file of the base model's training, and where the run puts what it has trained.
+/// The run file of the base model's training, and where that run leaves the model.
 const BASE_RUN: &str = "examples/demo_base.toml";
 const BASE_RESULT: &str = "runs/demo_base/model";
+/// What a model's directory may hold.
+const MODEL_FILES: [&str; 5] =
+    ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
 
 /// Writes the data sets, then trains the base model through the command line itself.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -46,16 +49,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     train(&root)?;
-    let model = demo.join("model");
-    std::fs::create_dir_all(&model).with_context(|| format!("cannot create {}", model.display()))?;
-    base_model::round_to_bf16(&root.join(BASE_RESULT), &start, &model)?;
-    println!("{}: trained model", model.display());
+    copy_model(&root.join(BASE_RESULT), &demo.join("model"))
+}
+
+fn copy_model(source: &Path, target: &Path) -> Result<()> {
+    std::fs::create_dir_all(target).with_context(|| format!("cannot create {}", target.display()))?;
+    for name in MODEL_FILES.iter().filter(|name| source.join(name).exists()) {
+        std::fs::copy(source.join(name), target.join(name)).with_context(|| format!("cannot copy {name}"))?;
+    }
+    println!("{}: trained model", target.display());
     Ok(())
 }
 
 fn train(root: &Path) -> Result<()> {
     let status = Command::new("cargo")
-        .args(["run", "--release", "--quiet", "-p", "aligner-cli", "--", "train", BASE_RUN])
+        .args(["run", "--release", "--quiet", "-p", "aligner-cli", "--", "train", BASE_RUN, "--overwrite"])
         .current_dir(root)
         .status()
         .context("cannot start the training")?;

@@ -1,13 +1,12 @@
-//! The demo's tiny Llama model: its shape, its random start, and its rounding to bf16.
+//! The demo's tiny Llama model: its shape and its random start.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use half::bf16;
+use anyhow::{Context, Result};
+use safetensors::serialize;
 use safetensors::tensor::{Dtype, TensorView};
-use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 
 use super::random::Random;
@@ -33,20 +32,7 @@ pub(super) fn write_untrained(directory: &Path, vocab_tokens: usize) -> Result<(
         &json!({"eos_token_id": END_ID, "pad_token_id": PAD_ID}),
     )?;
     let weights = random_weights(vocab_tokens, &mut Random::new(1234));
-    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    write_tensors(&directory.join("model.safetensors"), &weights, Dtype::F32, bytes)
-}
-
-/// Copies a trained model from `source`, and its tokenizer from `start`, to `target` as bf16.
-pub(super) fn round_to_bf16(source: &Path, start: &Path, target: &Path) -> Result<()> {
-    let weights = read_f32(&source.join("model.safetensors"))?;
-    let bytes =
-        |values: &[f32]| values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
-    write_tensors(&target.join("model.safetensors"), &weights, Dtype::BF16, bytes)?;
-    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        fs::copy(start.join(name), target.join(name)).with_context(|| format!("cannot copy {name}"))?;
-    }
-    Ok(())
+    write_tensors(&directory.join("model.safetensors"), &weights)
 }
 
 fn config(vocab_tokens: usize) -> Value {
@@ -107,35 +93,16 @@ fn norm(name: &str) -> Named {
     (format!("{name}.weight"), vec![HIDDEN], vec![1.0; HIDDEN])
 }
 
-fn write_tensors(
-    path: &Path,
-    weights: &[Named],
-    dtype: Dtype,
-    bytes: impl Fn(&[f32]) -> Vec<u8>,
-) -> Result<()> {
+fn write_tensors(path: &Path, weights: &[Named]) -> Result<()> {
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let data: Vec<Vec<u8>> = weights.iter().map(|(_, _, values)| bytes(values)).collect();
-    let views = weights
-        .iter()
-        .zip(&data)
-        .map(|((name, shape, _), data)| Ok((name.as_str(), TensorView::new(dtype, shape.clone(), data)?)));
+    let views = weights.iter().zip(&data).map(|((name, shape, _), data)| {
+        Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), data)?))
+    });
     let views = views.collect::<Result<Vec<_>>>()?;
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let file = serialize(views, Some(metadata)).context("cannot serialise the weights")?;
     fs::write(path, file).with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn read_f32(path: &Path) -> Result<Vec<Named>> {
-    let file = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let tensors = SafeTensors::deserialize(&file).with_context(|| path.display().to_string())?;
-    let mut weights = Vec::new();
-    for (name, view) in tensors.iter() {
-        ensure!(view.dtype() == Dtype::F32, "{}: {name} is {:?}, not F32", path.display(), view.dtype());
-        let (values, _) = view.data().as_chunks::<4>();
-        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        weights.push((name.to_owned(), view.shape().to_vec(), values));
-    }
-    weights.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(weights)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
@@ -146,32 +113,28 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use safetensors::SafeTensors;
+
+    /// bf16.
+    const BYTES_OF_AN_ELEMENT: usize = 2;
 
     #[test]
     fn the_model_has_about_a_million_parameters_and_fits_the_repository() {
         let weights = random_weights(1536, &mut Random::new(0));
         let elements: usize = weights.iter().map(|(_, _, values)| values.len()).sum();
         assert!((900_000..1_200_000).contains(&elements), "{elements}");
-        assert!(elements * size_of::<bf16>() < 3_000_000);
+        assert!(elements * BYTES_OF_AN_ELEMENT < 3_000_000);
     }
 
     #[test]
-    fn rounding_keeps_names_shapes_and_values_to_bf16() {
+    fn the_untrained_model_is_written_whole() {
         let directory = tempfile::tempdir().unwrap();
-        let (source, target) = (directory.path().join("a"), directory.path().join("b"));
-        fs::create_dir_all(&source).unwrap();
-        fs::create_dir_all(&target).unwrap();
-        write_untrained(&source, 8).unwrap();
-        for name in ["tokenizer.json", "tokenizer_config.json"] {
-            fs::write(source.join(name), "{}").unwrap();
-        }
-        round_to_bf16(&source, &source, &target).unwrap();
-        let file = fs::read(target.join("model.safetensors")).unwrap();
-        let rounded = SafeTensors::deserialize(&file).unwrap();
-        let view = rounded.tensor("model.layers.3.mlp.down_proj.weight").unwrap();
-        assert_eq!((view.dtype(), view.shape()), (Dtype::BF16, &[HIDDEN, INTERMEDIATE][..]));
-        let exact = read_f32(&source.join("model.safetensors")).unwrap();
-        let (_, _, values) = exact.iter().find(|w| w.0 == "model.layers.3.mlp.down_proj.weight").unwrap();
-        assert_eq!(view.data()[..2], bf16::from_f32(values[0]).to_le_bytes());
+        write_untrained(directory.path(), 8).unwrap();
+        let file = fs::read(directory.path().join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(tensors.len(), 2 + 9 * LAYERS);
+        let view = tensors.tensor("model.layers.3.mlp.down_proj.weight").unwrap();
+        assert_eq!((view.dtype(), view.shape()), (Dtype::F32, &[HIDDEN, INTERMEDIATE][..]));
+        assert_eq!(config(8)["vocab_size"], 8);
     }
 }
