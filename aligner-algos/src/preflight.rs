@@ -16,16 +16,23 @@ pub struct PreflightConfig {
     pub tokens: usize,
     /// Most that the first loss may differ from the expected one, in nats.
     pub max_loss_error: f64,
-    /// Largest |KL| of the policy to its reference, mean per token in nats.
+    /// Largest |KL| of a policy that starts from its reference, mean per token in nats.
     pub max_kl: f64,
+    /// Largest |KL| of a policy that starts elsewhere; only reported where it is absent.
+    pub max_kl_elsewhere: Option<f64>,
     /// Most that packed and unpacked log-probabilities (or scores) may differ.
     pub max_packing_error: f64,
 }
 
 impl Default for PreflightConfig {
-    /// The limits of a fresh run, whose policy is its reference.
     fn default() -> Self {
-        Self { tokens: 2048, max_loss_error: 1e-5, max_kl: 1e-5, max_packing_error: 1e-4 }
+        Self {
+            tokens: 2048,
+            max_loss_error: 1e-5,
+            max_kl: 1e-5,
+            max_kl_elsewhere: None,
+            max_packing_error: 1e-4,
+        }
     }
 }
 
@@ -34,7 +41,8 @@ impl Default for PreflightConfig {
 pub struct PreflightInput<'a> {
     /// Some of the run's groups, with reference log-probabilities where the algorithm needs them.
     pub groups: &'a [Group],
-    /// The loss where policy and reference are equal; none where it is not known in advance.
+    /// The loss where the run starts from its reference; none where it starts elsewhere, or where
+    /// the loss is not known in advance.
     pub expected_loss: Option<f64>,
     /// The token that must not begin a sample twice.
     pub bos: Option<u32>,
@@ -128,11 +136,13 @@ fn judge(report: &PreflightReport, expected_loss: Option<f64>, config: &Prefligh
             report.packing_error, config.max_packing_error
         )));
     }
-    if let Some(kl) = report.kl.filter(|kl| kl.abs() > config.max_kl) {
+    let max_kl = if expected_loss.is_some() { Some(config.max_kl) } else { config.max_kl_elsewhere };
+    if let (Some(kl), Some(limit)) = (report.kl, max_kl)
+        && !(kl.abs() <= limit)
+    {
         return Err(failed(format!(
-            "the policy starts {kl:e} nats a token from its reference, more than {:e}; look at whether both are \
-             the same checkpoint and precision, and at a stale reference cache",
-            config.max_kl
+            "the policy starts {kl:e} nats a token from its reference, more than {limit:e}; look at whether both \
+             are the same checkpoint in the same precision"
         )));
     }
     if let Some(expected) = expected_loss.filter(|loss| (report.loss - loss).abs() > config.max_loss_error) {
@@ -260,6 +270,19 @@ mod tests {
         let report = run(3, &pairs(), Some(1)).expect("a sound run");
         assert_eq!(report.samples, 8);
         assert!(report.kl.expect("a reference").abs() < 1e-6 && report.grad_norm > 0.0, "{report}");
+    }
+
+    #[test]
+    fn a_start_elsewhere_is_held_to_its_own_limit() {
+        let groups = pairs();
+        let elsewhere = |limit| {
+            let config = PreflightConfig { max_kl_elsewhere: limit, ..PreflightConfig::default() };
+            let input = PreflightInput { groups: &groups, ..PreflightInput::default() };
+            preflight(&BigramPolicy::new(VOCAB, 4), &Dpo::default(), input, &config)
+        };
+        let kl = elsewhere(None).expect("only reported").kl.expect("a reference").abs();
+        assert!(kl > 1e-3 && elsewhere(Some(2.0 * kl)).is_ok());
+        assert!(elsewhere(Some(0.5 * kl)).is_err());
     }
 
     #[test]

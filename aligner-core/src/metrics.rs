@@ -85,13 +85,18 @@ pub const DICTIONARY: &[Entry] = &[
         healthy: "falls with the training loss; a rise while `loss` falls is overfitting",
     },
     Entry {
+        name: "nll",
+        meaning: "mean negative log-likelihood per target token, in nats, whatever the loss averages over",
+        healthy: "falls; its exponential is the perplexity",
+    },
+    Entry {
         name: "perplexity",
         meaning: "exp of the mean negative log-likelihood per target token",
         healthy: "1 or more, falling",
     },
     Entry {
         name: "mean_token_accuracy",
-        meaning: "share of target tokens given a probability above one half",
+        meaning: "share of target tokens that the model ranks first",
         healthy: "0 to 1, rising",
     },
     Entry {
@@ -160,12 +165,12 @@ pub const DICTIONARY: &[Entry] = &[
     },
     Entry {
         name: "min_reward",
-        meaning: "reward model: lowest score of the step",
+        meaning: "reward model: lowest score of a micro-batch, mean over the step's",
         healthy: "not running away",
     },
     Entry {
         name: "max_reward",
-        meaning: "reward model: highest score of the step",
+        meaning: "reward model: highest score of a micro-batch, mean over the step's",
         healthy: "not running away",
     },
     Entry {
