@@ -37,7 +37,9 @@ pub mod optim;
 mod params;
 mod policy;
 mod reward;
+pub mod rng;
 mod sample;
+pub mod shard;
 pub mod weights;
 
 pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
@@ -47,7 +49,7 @@ pub use engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use params::{Param, ParamId, ParamSet, is_finite};
-pub use policy::{Gradients, Policy, finite_sum};
+pub use policy::{Gradients, Policy, accumulate_in_turn, finite_sum};
 pub use reward::{Reward, Score};
 pub use sample::{Group, Prompt, Sample};
 

@@ -44,6 +44,9 @@ pub trait Policy {
     /// The parameters.
     fn params(&self) -> &ParamSet;
 
+    /// The parameters, for an optimizer.
+    fn params_mut(&mut self) -> &mut ParamSet;
+
     /// The same model on other parameter handles: a frozen reference, an autodiff copy.
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy>;
 
@@ -55,17 +58,30 @@ pub trait Policy {
     /// Those of the forward pass and of the loss, and [`Error::NotFinite`] with the micro-batch's
     /// sample ids where the loss is NaN or infinite.
     fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
-        let mut gradients = Gradients::default();
-        for batch in micro {
-            let tracked = self.with_params(self.params().tracked());
-            let out = loss(&tracked.forward(batch, needs)?, batch)?;
-            let sum = finite_sum(&out.sum, batch)?;
-            let mut grads = out.sum.backward();
-            let values = tracked.params().iter().map(|p| p.value.grad_remove(&mut grads)).collect();
-            gradients.add(values, sum, &out.metrics);
-        }
-        Ok(gradients)
+        accumulate_in_turn(self, micro, needs, loss)
     }
+}
+
+/// The default of [`Policy::accumulate`]: one micro-batch after the other, each with a graph of its own.
+///
+/// # Errors
+/// As [`Policy::accumulate`].
+pub fn accumulate_in_turn<P: Policy + ?Sized>(
+    policy: &P,
+    micro: &[Batch],
+    needs: Needs,
+    loss: &LossFn<'_>,
+) -> Result<Gradients> {
+    let mut gradients = Gradients::default();
+    for batch in micro {
+        let tracked = policy.with_params(policy.params().tracked());
+        let out = loss(&tracked.forward(batch, needs)?, batch)?;
+        let sum = finite_sum(&out.sum, batch)?;
+        let mut grads = out.sum.backward();
+        let values = tracked.params().iter().map(|p| p.value.grad_remove(&mut grads)).collect();
+        gradients.add(values, sum, &out.metrics);
+    }
+    Ok(gradients)
 }
 
 /// A loss sum on the host, checked to be finite.

@@ -9,7 +9,6 @@ mod checkpoint;
 mod checksum;
 mod encoding;
 mod gguf;
-mod host;
 mod safetensors_file;
 mod save;
 mod source;

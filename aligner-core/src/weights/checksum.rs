@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::host::host_values;
 use crate::ParamSet;
+use crate::ops::host::with_slice;
 
 /// Elements hashed as one piece: fixed, so that the result does not depend on the machine.
 const PIECE_ELEMENTS: usize = 1 << 18;
@@ -20,8 +20,8 @@ pub fn checksum(params: &ParamSet) -> String {
         whole.update(&param.name);
         whole.update((param.shape.len() as u64).to_le_bytes());
         param.shape.iter().for_each(|&dim| whole.update((dim as u64).to_le_bytes()));
-        let values = host_values(&param.value);
-        let pieces: Vec<_> = values.par_chunks(PIECE_ELEMENTS).map(hash_piece).collect();
+        let hash = |values: &[f32]| values.par_chunks(PIECE_ELEMENTS).map(hash_piece).collect::<Vec<_>>();
+        let pieces = with_slice(&param.value, hash);
         pieces.iter().for_each(|piece| whole.update(piece));
     }
     whole.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -96,6 +96,39 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 mod tests {
     use super::*;
 
+    const KINDS: [(&str, Encoding); 8] = [
+        ("Q4_0", Encoding::Q4_0),
+        ("Q4_1", Encoding::Q4_1),
+        ("Q5_0", Encoding::Q5_0),
+        ("Q5_1", Encoding::Q5_1),
+        ("Q8_0", Encoding::Q8_0),
+        ("Q4_K", Encoding::Q4_K),
+        ("Q5_K", Encoding::Q5_K),
+        ("Q6_K", Encoding::Q6_K),
+    ];
+
+    fn from_hex(text: &str) -> Vec<u8> {
+        let digits = text.as_bytes().as_chunks::<2>().0;
+        digits.iter().map(|d| u8::from_str_radix(std::str::from_utf8(d).unwrap(), 16).unwrap()).collect()
+    }
+
+    /// Every type, bit for bit as the `gguf` package dequantises it.
+    #[test]
+    fn blocks_decode_to_the_golden_bits() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/blocks.json");
+        let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let cases = cases.as_array().unwrap();
+        assert_eq!(cases.len(), KINDS.len());
+        for (case, (name, encoding)) in cases.iter().zip(KINDS) {
+            assert_eq!(case["type"], name);
+            let bytes = from_hex(case["bytes"].as_str().unwrap());
+            let mut out = vec![0.0; 2 * encoding.block_elements()];
+            encoding.decode(&bytes, &mut out);
+            let bits: Vec<u8> = out.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(bits, from_hex(case["f32"].as_str().unwrap()), "{name}");
+        }
+    }
+
     #[test]
     fn sizes_refuse_broken_blocks_and_overflow() {
         assert_eq!(Encoding::Q4_1.bytes(64), Some(40));
@@ -110,5 +143,12 @@ mod tests {
         assert_eq!(out, [2.0f32.powi(-24), -1.0, 65504.0]);
         Encoding::BF16.decode(&[0x80, 0x3F, 0x01, 0x00, 0x00, 0xC0], &mut out);
         assert_eq!(out, [1.0, f32::from_bits(0x0001_0000), -2.0]);
+    }
+
+    #[test]
+    fn double_precision_rounds_to_the_nearest() {
+        let mut out = [0.0];
+        Encoding::F64.decode(&0.1f64.to_le_bytes(), &mut out);
+        assert_eq!(out, [0.1]);
     }
 }

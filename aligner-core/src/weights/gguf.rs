@@ -195,7 +195,3 @@ fn encoding_of(number: u32) -> Option<Encoding> {
         _ => return None,
     })
 }
-
-#[cfg(test)]
-#[path = "gguf/gguf_tests.rs"]
-mod tests;

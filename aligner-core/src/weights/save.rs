@@ -12,9 +12,9 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::atomic_write;
-use super::host::host_values;
 use super::safetensors_file::SafetensorsFile;
 use crate::model::ModelConfig;
+use crate::ops::host::with_slice;
 use crate::{Error, ParamSet, Result};
 
 /// Most bytes of tensors in one file, as in `huggingface_hub`.
@@ -248,7 +248,7 @@ fn write_checked(
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
     for tensor in tensors {
-        if !dtype.holds(&host_values(tensor.value)) {
+        if !with_slice(tensor.value, |values| dtype.holds(values)) {
             return Err(Error::Invalid(format!(
                 "{}: not written: parameter {} has a value that is not finite in {}",
                 path.display(),
@@ -271,10 +271,12 @@ fn write_tensors(
     file.write_all(&header)?;
     let mut bytes = Vec::new();
     for tensor in tensors {
-        for values in host_values(tensor.value).chunks(CHUNK_ELEMENTS) {
-            dtype.encode(values, &mut bytes);
-            file.write_all(&bytes)?;
-        }
+        with_slice(tensor.value, |values| {
+            values.chunks(CHUNK_ELEMENTS).try_for_each(|values| {
+                dtype.encode(values, &mut bytes);
+                file.write_all(&bytes)
+            })
+        })?;
     }
     Ok(())
 }

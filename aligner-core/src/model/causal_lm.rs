@@ -1,0 +1,274 @@
+//! A language model, or a scalar model on the same body, as a policy.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use rayon::prelude::*;
+
+use super::llama::{Layout, Llama};
+use super::{ModelConfig, layerwise};
+use crate::ops::{embedding, linear, linear_cross_entropy};
+use crate::rng::Rng;
+use crate::shard::{Shard, Whole};
+use crate::weights::Checkpoint;
+use crate::{
+    Batch, Error, Forward, Gradients, LossFn, Needs, ParamId, ParamSet, Policy, Result,
+    policy::accumulate_in_turn,
+};
+
+const HEAD: &str = "lm_head.weight";
+const SCORE: &str = "score.weight";
+
+/// A model with its parameters.
+///
+/// With `num_labels` in its configuration it has a scalar head (`score.weight`) in place of the
+/// language-model head, as `LlamaForSequenceClassification` has.
+#[derive(Debug, Clone)]
+pub struct CausalLm {
+    config: Arc<ModelConfig>,
+    body: Arc<Llama>,
+    params: ParamSet,
+    head: Head,
+    device: Device,
+    gradient_checkpointing: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Head {
+    Language(ParamId),
+    Score(ParamId),
+}
+
+impl CausalLm {
+    /// Names and shapes of all parameters of a model, in the order of its [`ParamSet`].
+    pub fn parameters(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+        let mut all = Llama::parameters(config);
+        if let Some(labels) = config.num_labels {
+            all.push((SCORE.into(), vec![labels, config.hidden_size]));
+        } else if !config.tie_embeddings {
+            all.push((HEAD.into(), vec![config.vocab_size, config.hidden_size]));
+        }
+        all
+    }
+
+    /// Reads a checkpoint's parameters to `device`.
+    ///
+    /// # Errors
+    /// Tensors that are absent, of another shape, or that the model has no place for.
+    pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
+        let config = checkpoint.config().clone();
+        let expected = Self::parameters(&config);
+        let known = |name: &str| expected.iter().any(|(known, _)| known == name);
+        let tied = |name: &str| name == HEAD && config.tie_embeddings && config.num_labels.is_none();
+        let unknown: Vec<&str> = (checkpoint.names())
+            .filter(|name| !known(name) && !tied(name) && !name.ends_with("rotary_emb.inv_freq"))
+            .collect();
+        if !unknown.is_empty() {
+            let message = format!(
+                "tensors that a {} with this configuration has no place for: {}",
+                config.model_type,
+                unknown.join(", ")
+            );
+            return Err(Error::format(checkpoint.path(), message));
+        }
+        let mut params = ParamSet::default();
+        for (name, shape) in &expected {
+            params.insert_data(name.as_str(), shape, checkpoint.read_shaped(name, shape)?, device)?;
+        }
+        if let Some(name) = params.first_not_finite() {
+            return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
+        }
+        Self::new(config, params, device)
+    }
+
+    /// A model with random weights: normal with standard deviation 0.02, norms 1, biases 0.
+    ///
+    /// # Errors
+    /// A configuration that is not valid.
+    pub fn init(config: ModelConfig, seed: u64, device: &Device) -> Result<Self> {
+        config.validate()?;
+        let mut params = ParamSet::default();
+        for (index, (name, shape)) in Self::parameters(&config).iter().enumerate() {
+            params.insert_data(name.as_str(), shape, initial(shape, &[seed, index as u64]), device)?;
+            if name.ends_with(".bias") {
+                let zeros = Tensor::zeros([shape[0]], device);
+                if let Some(param) = params.iter_mut().last() {
+                    param.value = zeros;
+                }
+            }
+        }
+        Self::new(config, params, device)
+    }
+
+    /// A model around parameters that are there already.
+    ///
+    /// # Errors
+    /// Parameters that the configuration asks for and the set lacks.
+    pub fn new(config: ModelConfig, params: ParamSet, device: &Device) -> Result<Self> {
+        let body = Llama::new(&config, &params)?;
+        let find =
+            |name: &str| params.id(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")));
+        let head = if config.num_labels.is_some() {
+            Head::Score(find(SCORE)?)
+        } else if config.tie_embeddings {
+            Head::Language(body.embedding_id())
+        } else {
+            Head::Language(find(HEAD)?)
+        };
+        Ok(Self {
+            config: Arc::new(config),
+            body: Arc::new(body),
+            params,
+            head,
+            device: device.clone(),
+            gradient_checkpointing: false,
+        })
+    }
+
+    /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
+    ///
+    /// # Errors
+    /// A configuration that is not valid with the head.
+    pub fn with_score_head(self, labels: usize, seed: u64) -> Result<Self> {
+        let mut config = (*self.config).clone();
+        config.num_labels = Some(labels);
+        let mut params = ParamSet::default();
+        for param in self.params.iter().filter(|param| param.name != HEAD && param.name != SCORE) {
+            params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
+        }
+        let shape = [labels, config.hidden_size];
+        params.insert_data(SCORE, &shape, initial(&shape, &[seed, u64::MAX]), &self.device)?;
+        let model = Self::new(config, params, &self.device)?;
+        Ok(Self { gradient_checkpointing: self.gradient_checkpointing, ..model })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The parameters, to be changed by an optimizer.
+    pub fn params_mut(&mut self) -> &mut ParamSet {
+        &mut self.params
+    }
+
+    /// Trades time for memory: backward passes compute each layer's activations again.
+    pub fn set_gradient_checkpointing(&mut self, on: bool) {
+        self.gradient_checkpointing = on;
+    }
+
+    /// Logits of each row of `hidden` `[tokens, hidden]`: `[tokens, vocab]`. For generation, where
+    /// few rows are asked for; training never calls it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where the model has a scalar head instead.
+    pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        let Head::Language(id) = self.head else {
+            return Err(Error::Missing { field: "logits", need: "a language-model head" });
+        };
+        linear(hidden, self.params.matrix(id), None, None)
+    }
+
+    /// The final hidden states of a packed layout: `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// Token ids past the vocabulary, positions past the model's context.
+    pub fn hidden(&self, tokens: &[u32], layout: &Layout, shard: &dyn Shard) -> Result<Tensor<2>> {
+        self.body.hidden(&self.params, tokens, layout, shard)
+    }
+
+    /// The layout of a packed batch.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where a position is past the model's context.
+    pub fn layout(&self, positions: &[u32], segments: &[crate::Segment]) -> Result<Layout> {
+        let limit = self.config.max_positions;
+        if let Some(position) = positions.iter().find(|&&position| position as usize >= limit) {
+            return Err(Error::Invalid(format!(
+                "position {position} is past the model's context of {limit} tokens"
+            )));
+        }
+        Ok(self.body.layout(positions, segments.into()))
+    }
+
+    pub(super) fn body(&self) -> &Llama {
+        &self.body
+    }
+
+    pub(super) fn tracked(&self) -> Self {
+        Self { params: self.params.tracked(), ..self.clone() }
+    }
+
+    /// The heads on final hidden states `[tokens, hidden]`.
+    pub(super) fn heads(&self, hidden: Tensor<2>, batch: &Batch, needs: Needs) -> Result<Forward> {
+        let mut out = Forward::default();
+        match self.head {
+            Head::Language(id) => {
+                if needs.contains(Needs::SCORES) {
+                    return Err(Error::Missing { field: "scores", need: "a scalar head" });
+                }
+                let scores =
+                    linear_cross_entropy(hidden, self.params.matrix(id), &batch.rows, &batch.targets)?;
+                out.logps = Some(scores.logps);
+                out.entropy = Some(scores.entropy);
+                out.correct = Some(scores.correct);
+            }
+            Head::Score(id) => {
+                if needs.contains(Needs::SCORES) {
+                    let rows: Vec<u32> = batch.sequences.iter().map(|s| s.last_row as u32).collect();
+                    let at_ends = embedding(hidden.clone(), &rows)?;
+                    out.scores = Some(linear(at_ends, self.params.matrix(id), None, None)?);
+                }
+                if needs.contains(Needs::VALUES) {
+                    let at_targets = embedding(hidden, &batch.rows)?;
+                    let values = linear(at_targets, self.params.matrix(id), None, None)?;
+                    out.values = Some(values.narrow(1, 0, 1).reshape([batch.rows.len()]));
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Normal values with standard deviation 0.02 for a matrix, ones for a vector.
+fn initial(shape: &[usize], key: &[u64]) -> Vec<f32> {
+    let len = shape.iter().product();
+    if shape.len() < 2 {
+        return vec![1.0; len];
+    }
+    let rng = Rng::new(key);
+    (0..len as u64).into_par_iter().map(|i| (rng.normal(i) * 0.02) as f32).collect()
+}
+
+impl Policy for CausalLm {
+    fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
+        let layout = self.layout(&batch.positions, &batch.segments)?;
+        let hidden = self.hidden(&batch.tokens, &layout, &Whole)?;
+        self.heads(hidden, batch, needs)
+    }
+
+    fn params(&self) -> &ParamSet {
+        &self.params
+    }
+
+    fn params_mut(&mut self) -> &mut ParamSet {
+        &mut self.params
+    }
+
+    fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {
+        Box::new(Self { params, ..self.clone() })
+    }
+
+    fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
+        if self.gradient_checkpointing {
+            layerwise::accumulate(self, micro, needs, loss)
+        } else {
+            accumulate_in_turn(self, micro, needs, loss)
+        }
+    }
+}

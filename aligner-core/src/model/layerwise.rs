@@ -1,0 +1,87 @@
+//! Gradient checkpointing by layer: only the residual stream between layers is kept, and each layer's
+//! activations are computed again as its backward pass comes.
+
+use burn::tensor::Tensor;
+
+use super::CausalLm;
+use crate::policy::finite_sum;
+use crate::shard::Whole;
+use crate::{Batch, Gradients, LossFn, Needs, ParamSet, Policy, Result};
+
+/// As `Policy::accumulate`, at the memory of one layer's activations.
+pub(super) fn accumulate(
+    model: &CausalLm,
+    micro: &[Batch],
+    needs: Needs,
+    loss: &LossFn<'_>,
+) -> Result<Gradients> {
+    let mut all = Gradients::default();
+    for batch in micro {
+        let layout = model.layout(&batch.positions, &batch.segments)?;
+        let body = model.body();
+        // x[i] is the input of layer i, without a graph.
+        let mut x = vec![body.embed(model.params(), &batch.tokens)?];
+        for index in 0..body.layers() {
+            let input = x[index].clone();
+            x.push(body.layer(model.params(), index, input, &layout, &Whole)?);
+        }
+        let mut sums = vec![None; model.params().len()];
+
+        let top = Stage::new(model, x.pop());
+        let hidden = body.norm(top.model.params(), top.input())?;
+        let out = loss(&top.model.heads(hidden, batch, needs)?, batch)?;
+        let loss_sum = finite_sum(&out.sum, batch)?;
+        let mut of_x = top.backward(&out.sum, &mut sums);
+
+        for index in (0..body.layers()).rev() {
+            let stage = Stage::new(model, x.pop());
+            let output = body.layer(stage.model.params(), index, stage.input(), &layout, &Whole)?;
+            of_x = stage.backward(&seeded(output, of_x), &mut sums);
+        }
+        let bottom = Stage::new(model, None);
+        let output = body.embed(bottom.model.params(), &batch.tokens)?;
+        bottom.backward(&seeded(output, of_x), &mut sums);
+        all.add(sums, loss_sum, &out.metrics);
+    }
+    Ok(all)
+}
+
+/// A scalar whose gradient with respect to `output` is `grad`.
+fn seeded(output: Tensor<2>, grad: Option<Tensor<2>>) -> Tensor<1> {
+    match grad {
+        Some(grad) => (output * Tensor::from_inner(grad)).sum(),
+        // Nothing above uses the output: its gradient is zero.
+        None => (output * 0.0).sum(),
+    }
+}
+
+/// A part of the model with a graph of its own.
+struct Stage {
+    model: CausalLm,
+    x: Option<Tensor<2>>,
+}
+
+impl Stage {
+    fn new(model: &CausalLm, x: Option<Tensor<2>>) -> Self {
+        Self { model: model.tracked(), x: x.map(|x| Tensor::from_inner(x).require_grad()) }
+    }
+
+    fn input(&self) -> Tensor<2> {
+        self.x.clone().expect("every stage above the embedding has an input")
+    }
+
+    /// Adds the gradients of this stage's parameters to `sums`; returns that of its input.
+    fn backward(&self, scalar: &Tensor<1>, sums: &mut [Option<Tensor<1>>]) -> Option<Tensor<2>> {
+        let mut grads = scalar.backward();
+        let params: &ParamSet = self.model.params();
+        for (param, sum) in params.iter().zip(sums) {
+            if let Some(grad) = param.value.grad_remove(&mut grads) {
+                *sum = Some(match sum.take() {
+                    Some(sum) => sum + grad,
+                    None => grad,
+                });
+            }
+        }
+        self.x.as_ref()?.grad_remove(&mut grads)
+    }
+}

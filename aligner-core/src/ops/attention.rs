@@ -1,0 +1,202 @@
+//! Causal attention with grouped queries over a packed batch whose segments may continue a shared
+//! prompt. No `[tokens, tokens]` matrix: scores live in tiles of [`kernel`].
+
+mod kernel;
+
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData, activation};
+
+use super::kernel::{on_host, run};
+use crate::{Error, Result, Segment};
+
+/// Heads of an attention, and the factor that scores are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+}
+
+/// `softmax(scale q k^T) v` over what each token sees: its segment's ancestors, and its own segment
+/// up to itself.
+///
+/// q is `[tokens, heads * head_dim]`, k and v are `[tokens, kv_heads * head_dim]`; the result has
+/// q's shape. Forward and backward follow Dao 2023 (arXiv:2307.08691): online softmax, log-sum-exp
+/// kept by row, probabilities computed again in the backward pass.
+///
+/// # Errors
+/// [`Error::Shape`] where an operand does not fit, [`Error::Invalid`] for segments that do not tile
+/// the batch or continue a later one.
+pub fn attention(
+    q: Tensor<2>,
+    k: Tensor<2>,
+    v: Tensor<2>,
+    segments: &Arc<[Segment]>,
+    shape: AttentionShape,
+) -> Result<Tensor<2>> {
+    let tokens = check_segments(segments)?;
+    for (what, tensor, heads) in
+        [("q", &q, shape.heads), ("k", &k, shape.kv_heads), ("v", &v, shape.kv_heads)]
+    {
+        let expected = [tokens, heads * shape.head_dim];
+        if tensor.dims() != expected {
+            return Err(Error::shape(
+                format!("{what} of an attention"),
+                format!("{expected:?}"),
+                &tensor.dims(),
+            ));
+        }
+    }
+    if shape.kv_heads == 0 || shape.heads % shape.kv_heads != 0 {
+        let (heads, kv_heads) = (shape.heads, shape.kv_heads);
+        return Err(Error::Invalid(format!(
+            "{heads} query heads are not a multiple of {kv_heads} key heads"
+        )));
+    }
+    if !on_host(&q) {
+        return Ok(reference(q, k, v, segments, shape));
+    }
+    let kernel = kernel::Attention::new(segments.clone(), shape);
+    Ok(run(kernel, vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch()]))
+}
+
+fn check_segments(segments: &[Segment]) -> Result<usize> {
+    let mut tokens = 0;
+    for (at, segment) in segments.iter().enumerate() {
+        if segment.start != tokens || segment.parent.is_some_and(|parent| parent >= at) {
+            return Err(Error::Invalid(format!(
+                "segment {at} does not follow the earlier ones: {segment:?}"
+            )));
+        }
+        tokens += segment.len;
+    }
+    Ok(tokens)
+}
+
+/// Ancestors of a segment, the oldest first.
+fn ancestors(segments: &[Segment], index: usize) -> Vec<usize> {
+    let mut chain: Vec<usize> =
+        std::iter::successors(segments[index].parent, |&at| segments[at].parent).collect();
+    chain.reverse();
+    chain
+}
+
+/// The composition of Burn operations, one segment at a time.
+pub fn reference(
+    q: Tensor<2>,
+    k: Tensor<2>,
+    v: Tensor<2>,
+    segments: &[Segment],
+    shape: AttentionShape,
+) -> Tensor<2> {
+    let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
+    let device = q.device();
+    let split = |x: Tensor<2>, heads: usize| {
+        let [tokens, _] = x.dims();
+        x.reshape([tokens, heads, head_dim]).swap_dims(0, 1) // [heads, tokens, head_dim]
+    };
+    let repeat = |x: Tensor<3>| {
+        let [_, tokens, _] = x.dims();
+        let wide = x.unsqueeze_dim::<4>(1).expand([kv_heads, heads / kv_heads, tokens, head_dim]);
+        wide.reshape([heads, tokens, head_dim])
+    };
+    let (q, k, v) = (split(q, heads), repeat(split(k, kv_heads)), repeat(split(v, kv_heads)));
+    let mut outs = Vec::new();
+    for (index, segment) in segments.iter().enumerate().filter(|(_, s)| s.len > 0) {
+        let chain = ancestors(segments, index);
+        let ranges = chain.iter().map(|&at| segments[at]).chain([*segment]).filter(|s| s.len > 0);
+        let ranges: Vec<_> = ranges.map(|s| (s.start, s.len)).collect();
+        let gather = |x: &Tensor<3>| {
+            Tensor::cat(ranges.iter().map(|&(start, len)| x.clone().narrow(1, start, len)).collect(), 1)
+        };
+        let (k, v) = (gather(&k), gather(&v));
+        let keys = k.dims()[1];
+        let before = keys - segment.len;
+        let mask: Vec<f32> = (0..segment.len * keys)
+            .map(|i| if i % keys <= before + i / keys { 0.0 } else { f32::NEG_INFINITY })
+            .collect();
+        let mask = Tensor::<3>::from_data(TensorData::new(mask, [1, segment.len, keys]), &device);
+        let scores = q.clone().narrow(1, segment.start, segment.len).matmul(k.swap_dims(1, 2)) * scale + mask;
+        outs.push(activation::softmax(scores, 2).matmul(v));
+    }
+    let out = Tensor::cat(outs, 1); // [heads, tokens, head_dim]
+    let [_, tokens, _] = out.dims();
+    out.swap_dims(0, 1).reshape([tokens, heads * head_dim])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+
+    fn segment(start: usize, len: usize, position: usize, parent: Option<usize>) -> Segment {
+        Segment { start, len, position, parent }
+    }
+
+    fn compare(segments: Vec<Segment>, heads: usize, kv_heads: usize, head_dim: usize) {
+        let segments: Arc<[Segment]> = segments.into();
+        let tokens = check_segments(&segments).unwrap();
+        let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.7 };
+        let q = leaf([tokens, heads * head_dim], 1);
+        let k = leaf([tokens, kv_heads * head_dim], 2);
+        let v = leaf([tokens, kv_heads * head_dim], 3);
+        let fused = attention(q.clone(), k.clone(), v.clone(), &segments, shape).unwrap();
+        let plain = reference(q.clone(), k.clone(), v.clone(), &segments, shape);
+        assert!(relative_error(&fused, &plain) < 2e-6);
+        let of_fused = weighted_sum(fused, 4).backward();
+        let of_plain = weighted_sum(plain, 4).backward();
+        for (name, input) in [("q", &q), ("k", &k), ("v", &v)] {
+            let error = relative_error(&input.grad(&of_fused).unwrap(), &input.grad(&of_plain).unwrap());
+            assert!(error < 5e-6, "gradient of {name}: {error}");
+        }
+    }
+
+    #[test]
+    fn one_short_segment() {
+        compare(vec![segment(0, 5, 0, None)], 2, 1, 4);
+    }
+
+    #[test]
+    fn neighbours_do_not_see_each_other() {
+        let segments = vec![segment(0, 70, 0, None), segment(70, 1, 0, None), segment(71, 33, 0, None)];
+        compare(segments, 4, 2, 8);
+    }
+
+    #[test]
+    fn continuations_see_their_prompt_and_give_it_gradients() {
+        let segments = vec![
+            segment(0, 90, 0, None),
+            segment(90, 70, 90, Some(0)),
+            segment(160, 5, 90, Some(0)),
+            segment(165, 40, 160, Some(1)),
+            segment(205, 20, 0, None),
+        ];
+        compare(segments, 6, 2, 16);
+    }
+
+    #[test]
+    fn long_segments_cross_key_tiles() {
+        compare(vec![segment(0, 700, 0, None)], 1, 1, 8);
+    }
+
+    #[test]
+    fn empty_segments_are_harmless() {
+        compare(vec![segment(0, 3, 0, None), segment(3, 0, 3, Some(0)), segment(3, 2, 3, Some(0))], 1, 1, 4);
+    }
+
+    #[test]
+    fn wrong_shapes_and_segments_are_refused() {
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0 };
+        let x = || leaf([3, 4], 1);
+        let short: Arc<[Segment]> = vec![segment(0, 2, 0, None)].into();
+        assert!(attention(x(), x(), x(), &short, shape).unwrap_err().to_string().contains("[2, 4]"));
+        let forward: Arc<[Segment]> = vec![segment(0, 3, 0, Some(0))].into();
+        assert!(attention(x(), x(), x(), &forward, shape).is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! Matrix products on slices: `matrixmultiply`'s kernels, spread over our own threads.
+
+use rayon::prelude::*;
+
+use super::kernel::Shared;
+use super::simd;
+
+/// A matrix over a slice, with any strides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mat<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> Mat<'a> {
+    /// A row-major matrix.
+    pub(crate) fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// A matrix whose rows start `row_stride` elements apart.
+    pub(crate) fn strided(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
+        let last = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols };
+        assert!(last <= data.len(), "a {rows} x {cols} matrix over {} elements", data.len());
+        Self { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// The transposed matrix.
+    pub(crate) fn t(self) -> Self {
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn at(self, row: usize, col: usize) -> *const f32 {
+        self.data[row * self.row_stride + col * self.col_stride..].as_ptr()
+    }
+}
+
+/// What a product does with what the output holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// `C = A B`; the output may be unfilled.
+    Overwrite,
+    /// `C += A B`.
+    Add,
+}
+
+impl Output {
+    fn beta(self) -> f32 {
+        match self {
+            Self::Overwrite => 0.0,
+            Self::Add => 1.0,
+        }
+    }
+}
+
+/// Products below this many multiplications run on the calling thread.
+const SERIAL_BELOW: usize = 1 << 17;
+/// Up to this many rows a product is bound by reading the other matrix: plain inner products win.
+const FEW_ROWS: usize = 4;
+
+/// `C (+)= alpha A B` on the calling thread, C with its own row stride.
+pub(crate) fn gemm_serial(
+    alpha: f32,
+    a: Mat<'_>,
+    b: Mat<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    output: Output,
+) {
+    assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!((m - 1) * c_stride + n <= c.len(), "output of a matrix product");
+    // SAFETY: the strides and sizes of A and B were checked when the views were made, those of C
+    // above; C does not overlap them, since it is borrowed mutably.
+    unsafe {
+        matrixmultiply::sgemm(
+            m,
+            k,
+            n,
+            alpha,
+            a.data.as_ptr(),
+            a.row_stride as isize,
+            a.col_stride as isize,
+            b.data.as_ptr(),
+            b.row_stride as isize,
+            b.col_stride as isize,
+            output.beta(),
+            c.as_mut_ptr(),
+            c_stride as isize,
+            1,
+        );
+    }
+}
+
+/// `C (+)= A B` over all threads; C is row-major. Each element's order of summation is fixed: it
+/// does not depend on the number of threads.
+pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
+    assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    assert_eq!(c.len(), m * n, "output of a matrix product");
+    if m <= FEW_ROWS && a.col_stride == 1 && b.row_stride == 1 {
+        return few_rows(a, b, c, output);
+    }
+    if m * n * k < SERIAL_BELOW {
+        return gemm_serial(1.0, a, b, c, n, output);
+    }
+    let tasks = rayon::current_num_threads() * 2;
+    // Both are split along their longer side, in whole register tiles.
+    let (row_step, col_step) = if m >= n { (step(m, tasks), n) } else { (m, step(n, tasks)) };
+    let grid: Vec<(usize, usize)> = (0..m)
+        .step_by(row_step)
+        .flat_map(|row| (0..n).step_by(col_step).map(move |col| (row, col)))
+        .collect();
+    let shared = Shared::new(c);
+    grid.into_par_iter().for_each(|(row, col)| {
+        let (rows, cols) = (row_step.min(m - row), col_step.min(n - col));
+        let start = row * n + col;
+        // SAFETY: the product visits rows row.. and columns col.. only, and no other task does.
+        let part = unsafe { shared.part(start, (rows - 1) * n + cols) };
+        // SAFETY: inside A, B and C by the bounds of the grid.
+        unsafe {
+            matrixmultiply::sgemm(
+                rows,
+                k,
+                cols,
+                1.0,
+                a.at(row, 0),
+                a.row_stride as isize,
+                a.col_stride as isize,
+                b.at(0, col),
+                b.row_stride as isize,
+                b.col_stride as isize,
+                output.beta(),
+                part.as_mut_ptr(),
+                n as isize,
+                1,
+            );
+        }
+    });
+}
+
+fn step(len: usize, tasks: usize) -> usize {
+    len.div_ceil(tasks).next_multiple_of(16).min(len)
+}
+
+/// One pass over B's columns, which lie contiguous, with an inner product for each row of A.
+fn few_rows(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    let shared = Shared::new(c);
+    let columns = |range: std::ops::Range<usize>| {
+        for col in range {
+            let column = &b.data[col * b.col_stride..][..k];
+            for row in 0..m {
+                let product = simd::dot(&a.data[row * a.row_stride..][..k], column);
+                // SAFETY: each column of C belongs to one task.
+                let element = unsafe { shared.part(row * n + col, 1) };
+                element[0] = if output == Output::Add { element[0] + product } else { product };
+            }
+        }
+    };
+    if m * n * k < SERIAL_BELOW {
+        return columns(0..n);
+    }
+    let step = step(n, rayon::current_num_threads() * 4);
+    let starts: Vec<usize> = (0..n).step_by(step).collect();
+    starts.into_par_iter().for_each(|start| columns(start..(start + step).min(n)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::values;
+
+    fn plain(a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
+        let mut c = Vec::new();
+        for row in 0..a.rows {
+            for col in 0..b.cols {
+                let term = |i: usize| {
+                    let x = a.data[row * a.row_stride + i * a.col_stride];
+                    f64::from(x) * f64::from(b.data[i * b.row_stride + col * b.col_stride])
+                };
+                c.push((0..a.cols).map(term).sum::<f64>() as f32);
+            }
+        }
+        c
+    }
+
+    #[test]
+    fn products_match_the_plain_ones() {
+        for (m, k, n) in [(1, 33, 70), (3, 300, 900), (5, 64, 64), (130, 70, 300), (300, 200, 90)] {
+            let (x, y) = (values(m * k, 1), values(k * n, 2));
+            for (a, b) in [
+                (Mat::new(&x, m, k), Mat::new(&y, k, n)),
+                (Mat::new(&x, m, k), Mat::new(&y, n, k).t()),
+                (Mat::new(&x, k, m).t(), Mat::new(&y, k, n)),
+            ] {
+                let expected = plain(a, b);
+                let mut c = vec![1.0; m * n];
+                gemm(a, b, &mut c, Output::Add);
+                for (got, expected) in c.iter().zip(&expected) {
+                    assert!((got - expected - 1.0).abs() < 1e-4, "{m}x{k}x{n}: {got} {expected}");
+                }
+                gemm(a, b, &mut c, Output::Overwrite);
+                assert!(c.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-4));
+            }
+        }
+    }
+}

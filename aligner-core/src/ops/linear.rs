@@ -1,0 +1,170 @@
+//! A linear map, with its bias and the residual stream it adds to in the same pass.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use super::gemm::{Mat, Output, gemm};
+use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run, unfilled};
+use super::simd::add;
+use crate::{Error, Result};
+
+/// What the product is added to.
+pub type Residual = Option<Tensor<2>>;
+
+/// `x weight^T + bias + residual`: x `[tokens, in]`, weight `[out, in]` as checkpoints have it, bias
+/// `[out]`, residual `[tokens, out]`; the result is `[tokens, out]`.
+///
+/// # Errors
+/// [`Error::Shape`] where the operands do not fit.
+pub fn linear(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    residual: Residual,
+) -> Result<Tensor<2>> {
+    let ([tokens, inputs], [outputs, columns]) = (x.dims(), weight.dims());
+    if columns != inputs {
+        return Err(Error::shape("weight of a linear", format!("[out, {inputs}]"), &weight.dims()));
+    }
+    if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [outputs]) {
+        return Err(Error::shape("bias of a linear", format!("[{outputs}]"), &bias.dims()));
+    }
+    if let Some(residual) = residual.as_ref().filter(|residual| residual.dims() != [tokens, outputs]) {
+        return Err(Error::shape("residual of a linear", format!("[{tokens}, {outputs}]"), &residual.dims()));
+    }
+    if !on_host(&x) {
+        return Ok(reference(x, weight, bias, residual));
+    }
+    let kernel = Linear { tokens, inputs, outputs, bias: bias.is_some(), residual: residual.is_some() };
+    let mut operands = vec![x.into_dispatch(), weight.into_dispatch()];
+    operands.extend(bias.map(Tensor::into_dispatch));
+    operands.extend(residual.map(Tensor::into_dispatch));
+    Ok(run(kernel, operands))
+}
+
+/// The composition of Burn operations.
+pub fn reference(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, residual: Residual) -> Tensor<2> {
+    let mut out = x.matmul(weight.transpose());
+    if let Some(bias) = bias {
+        out = out + bias.unsqueeze::<2>();
+    }
+    if let Some(residual) = residual {
+        out = out + residual;
+    }
+    out
+}
+
+#[derive(Debug)]
+struct Linear {
+    tokens: usize,
+    inputs: usize,
+    outputs: usize,
+    bias: bool,
+    residual: bool,
+}
+
+impl Linear {
+    /// What the product is added to, or nothing yet.
+    fn start(&self, inputs: &[&[f32]]) -> (Vec<f32>, Output) {
+        let mut out = unfilled(self.tokens * self.outputs);
+        let bias = self.bias.then(|| inputs[2]);
+        let residual = self.residual.then(|| inputs[2 + usize::from(self.bias)]);
+        let row = self.outputs.max(1);
+        match (bias, residual) {
+            (None, None) => return (out, Output::Overwrite),
+            (Some(bias), None) => out.par_chunks_mut(row).for_each(|out| out.copy_from_slice(bias)),
+            (bias, Some(residual)) => {
+                out.par_chunks_mut(row).zip(residual.par_chunks(row)).for_each(|(out, residual)| {
+                    out.copy_from_slice(residual);
+                    if let Some(bias) = bias {
+                        add(out, bias);
+                    }
+                });
+            }
+        }
+        (out, Output::Add)
+    }
+}
+
+impl Kernel for Linear {
+    fn shape(&self) -> Vec<usize> {
+        vec![self.tokens, self.outputs]
+    }
+
+    fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
+        let x = Mat::new(inputs[0], self.tokens, self.inputs);
+        let weight = Mat::new(inputs[1], self.outputs, self.inputs);
+        let (mut out, output) = self.start(inputs);
+        gemm(x, weight.t(), &mut out, output);
+        out
+    }
+
+    fn backward(&self, inputs: &[&[f32]], _: &[f32], grad: &[f32], wanted: [bool; INPUTS]) -> [Grad; INPUTS] {
+        let grad_matrix = Mat::new(grad, self.tokens, self.outputs);
+        let mut grads = NO_GRADS;
+        if wanted[0] {
+            let mut of_x = unfilled(self.tokens * self.inputs);
+            let weight = Mat::new(inputs[1], self.outputs, self.inputs);
+            gemm(grad_matrix, weight, &mut of_x, Output::Overwrite);
+            grads[0] = Grad::Data(of_x);
+        }
+        if wanted[1] {
+            let mut of_weight = unfilled(self.outputs * self.inputs);
+            let x = Mat::new(inputs[0], self.tokens, self.inputs);
+            gemm(grad_matrix.t(), x, &mut of_weight, Output::Overwrite);
+            grads[1] = Grad::Data(of_weight);
+        }
+        if self.bias && wanted[2] {
+            let mut of_bias = vec![0.0; self.outputs];
+            grad.chunks_exact(self.outputs).for_each(|row| add(&mut of_bias, row));
+            grads[2] = Grad::Data(of_bias);
+        }
+        let residual = 2 + usize::from(self.bias);
+        if self.residual && wanted[residual] {
+            grads[residual] = Grad::Same;
+        }
+        grads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+
+    #[test]
+    fn values_and_gradients_match_the_composition() {
+        for (tokens, with_bias, with_residual) in
+            [(1, false, false), (3, true, true), (90, true, false), (200, false, true)]
+        {
+            let (x, weight, bias, residual) =
+                (leaf([tokens, 70], 1), leaf([40, 70], 2), leaf([40], 3), leaf([tokens, 40], 4));
+            let call = |op: &dyn Fn(_, _, _, _) -> Tensor<2>| {
+                let bias = with_bias.then(|| bias.clone());
+                op(x.clone(), weight.clone(), bias, with_residual.then(|| residual.clone()))
+            };
+            let fused = call(&|x, w, b, r| linear(x, w, b, r).unwrap());
+            let plain = call(&reference);
+            assert!(relative_error(&fused, &plain) < 2e-6);
+            let of_fused = weighted_sum(fused, 5).backward();
+            let of_plain = weighted_sum(plain, 5).backward();
+            for input in [&x, &weight, &residual] {
+                let (got, expected) = (input.grad(&of_fused), input.grad(&of_plain));
+                assert_eq!(got.is_some(), expected.is_some());
+                if let (Some(got), Some(expected)) = (got, expected) {
+                    assert!(relative_error(&got, &expected) < 5e-6);
+                }
+            }
+            if with_bias {
+                let (got, expected) = (bias.grad(&of_fused).unwrap(), bias.grad(&of_plain).unwrap());
+                assert!(relative_error(&got, &expected) < 5e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused() {
+        let message = linear(leaf([2, 3], 1), leaf([4, 5], 2), None, None).unwrap_err().to_string();
+        assert!(message.contains("[out, 3]") && message.contains("[4, 5]"), "{message}");
+    }
+}

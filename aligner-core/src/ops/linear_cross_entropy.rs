@@ -1,0 +1,140 @@
+//! The language-model head fused with log-softmax: log-probabilities, entropies and their gradients
+//! without a `[tokens, vocab]` matrix.
+
+mod kernel;
+
+use burn::tensor::{Int, Tensor, TensorData, activation};
+
+use super::kernel::{on_host, run};
+use crate::{Error, Result};
+
+/// What the head says of each (row, target) pair.
+#[derive(Debug, Clone)]
+pub struct TargetScores {
+    /// `log softmax(hidden[row] weight^T)[target]`, `[targets]`, in nats.
+    pub logps: Tensor<1>,
+    /// Entropy of the row's distribution, `[targets]`, in nats.
+    pub entropy: Tensor<1>,
+    /// 1 where the target has the row's largest logit, else 0, `[targets]`; no gradient.
+    pub correct: Tensor<1>,
+}
+
+/// Scores of `targets` `[targets]`, each predicted by the row of `hidden` `[tokens, hidden]` that
+/// `rows` `[targets]` names, under the head `weight` `[vocab, hidden]`.
+///
+/// Logits exist for a chunk of rows at a time, in the forward pass and again in the backward pass.
+///
+/// # Errors
+/// [`Error::Shape`] where the operands do not fit, [`Error::Invalid`] for a row or a target out of
+/// range, or without any target.
+pub fn linear_cross_entropy(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    rows: &[u32],
+    targets: &[u32],
+) -> Result<TargetScores> {
+    let ([tokens, columns], [vocab, width]) = (hidden.dims(), weight.dims());
+    if columns != width {
+        return Err(Error::shape("weight of the head", format!("[vocab, {columns}]"), &[vocab, width]));
+    }
+    if rows.len() != targets.len() {
+        return Err(Error::shape("rows of the targets", format!("[{}]", targets.len()), &[rows.len()]));
+    }
+    if targets.is_empty() {
+        return Err(Error::Invalid("the batch has no target token".into()));
+    }
+    for (what, values, limit) in [("row", rows, tokens), ("target", targets, vocab)] {
+        if let Some(value) = values.iter().find(|&&value| value as usize >= limit) {
+            return Err(Error::Invalid(format!("{what} {value} is out of range: there are {limit}")));
+        }
+    }
+    if !on_host(&hidden) {
+        return Ok(reference(hidden, weight, rows, targets));
+    }
+    let kernel = kernel::LinearCrossEntropy::new(rows, targets, vocab, columns);
+    let out: Tensor<2> = run(kernel, vec![hidden.into_dispatch(), weight.into_dispatch()]);
+    let row = |at: usize| out.clone().narrow(0, at, 1).reshape([targets.len()]);
+    Ok(TargetScores { logps: row(0), entropy: row(1), correct: row(2).detach() })
+}
+
+/// The composition of Burn operations; holds all logits.
+pub fn reference(hidden: Tensor<2>, weight: Tensor<2>, rows: &[u32], targets: &[u32]) -> TargetScores {
+    let device = hidden.device();
+    let index = |values: &[u32]| {
+        let values: Vec<i64> = values.iter().map(|&v| i64::from(v)).collect();
+        Tensor::<1, Int>::from_data(TensorData::from(values.as_slice()), &device)
+    };
+    let logits = hidden.select(0, index(rows)).matmul(weight.transpose());
+    let logps = activation::log_softmax(logits.clone(), 1);
+    let entropy = (logps.clone().exp() * logps.clone()).sum_dim(1).neg().reshape([targets.len()]);
+    let picked = logps.clone().gather(1, index(targets).unsqueeze_dim(1)).reshape([targets.len()]);
+    let largest = logps.max_dim(1).reshape([targets.len()]);
+    let correct = picked.clone().greater_equal(largest).float();
+    TargetScores { logps: picked, entropy, correct }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::host::to_vec;
+    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+
+    fn compare(tokens: usize, vocab: usize, rows: &[u32], targets: &[u32]) {
+        let (hidden, weight) = (leaf([tokens, 24], 1), leaf([vocab, 24], 2));
+        let fused = linear_cross_entropy(hidden.clone() * 3.0, weight.clone(), rows, targets).unwrap();
+        let plain = reference(hidden.clone() * 3.0, weight.clone(), rows, targets);
+        assert!(relative_error(&fused.logps, &plain.logps) < 2e-6);
+        let error = relative_error(&fused.entropy, &exact_entropy(&hidden, &weight, rows));
+        assert!(error < 2e-6, "entropy: {error}");
+        assert!(relative_error(&fused.correct, &plain.correct) < 1e-6);
+        let loss = |scores: TargetScores| weighted_sum(scores.logps, 3) + weighted_sum(scores.entropy, 4);
+        let (of_fused, of_plain) = (loss(fused).backward(), loss(plain).backward());
+        for input in [&hidden, &weight] {
+            let (got, expected) = (input.grad(&of_fused).unwrap(), input.grad(&of_plain).unwrap());
+            assert!(relative_error(&got, &expected) < 5e-6);
+        }
+    }
+
+    /// In f64: over a large vocabulary the composition's own rounding is above the kernel's.
+    fn exact_entropy(hidden: &Tensor<2>, weight: &Tensor<2>, rows: &[u32]) -> Tensor<1> {
+        let (hidden, weight) = (to_vec(hidden), to_vec(weight));
+        let entropies = rows.iter().map(|&row| {
+            let hidden = &hidden[row as usize * 24..][..24];
+            let logit = |w: &[f32]| {
+                w.iter().zip(hidden).map(|(w, h)| f64::from(*w) * f64::from(h * 3.0)).sum::<f64>()
+            };
+            let logits: Vec<f64> = weight.chunks_exact(24).map(logit).collect();
+            let log_sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
+            logits.iter().map(|l| (l - log_sum).exp() * (log_sum - l)).sum::<f64>() as f32
+        });
+        let entropies: Vec<f32> = entropies.collect();
+        Tensor::from_floats(entropies.as_slice(), &burn::tensor::Device::flex())
+    }
+
+    #[test]
+    fn values_and_gradients_match_the_composition() {
+        compare(5, 11, &[0, 1, 2, 4], &[3, 10, 0, 3]);
+    }
+
+    #[test]
+    fn several_targets_may_share_a_row() {
+        compare(4, 50, &[2, 0, 2, 2, 3], &[1, 2, 3, 1, 49]);
+    }
+
+    #[test]
+    fn rows_may_span_several_chunks() {
+        let rows: Vec<u32> = (0..300).map(|i| (i * 7) % 300).collect();
+        let targets: Vec<u32> = (0..300).map(|i| (i * 31) % 20_000).collect();
+        compare(300, 20_000, &rows, &targets);
+    }
+
+    #[test]
+    fn out_of_range_and_empty_are_refused() {
+        let call = |rows: &[u32], targets: &[u32]| {
+            linear_cross_entropy(leaf([2, 3], 1), leaf([5, 3], 2), rows, targets).unwrap_err().to_string()
+        };
+        assert!(call(&[2], &[0]).contains("row 2"));
+        assert!(call(&[0], &[5]).contains("target 5"));
+        assert!(call(&[], &[]).contains("no target"));
+    }
+}
