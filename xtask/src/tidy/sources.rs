@@ -1,6 +1,6 @@
 //! Rules on source files: length, names of modules, no panic in library code.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -79,11 +79,11 @@ fn check_name_and_length(path: &Path, text: &str, report: &mut Report) {
     }
 }
 
-/// A file of tests by its place: in a `tests` or `benches` folder, or called `tests.rs`.
+/// A file of tests by its place: in a `tests` or `benches` folder, or called `tests.rs` or `…_tests.rs`.
 fn is_test_file(inside_member: &Path) -> bool {
-    let in_folder =
-        |part: std::path::Component<'_>| ["tests", "benches"].iter().any(|name| part.as_os_str() == *name);
-    inside_member.components().any(in_folder) || inside_member.file_stem().is_some_and(|stem| stem == "tests")
+    let stem = inside_member.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let in_folder = |part: Component<'_>| ["tests", "benches"].iter().any(|name| part.as_os_str() == *name);
+    inside_member.components().any(in_folder) || stem == "tests" || stem.ends_with("_tests")
 }
 
 /// Modules in files of their own that are declared under `#[cfg(test)]`, as paths without `.rs`.
@@ -173,6 +173,7 @@ fn h() {
     #[test]
     fn test_folders_are_known_by_name() {
         assert!(is_test_file(Path::new("tests/golden.rs")) && is_test_file(Path::new("src/ops/tests.rs")));
+        assert!(is_test_file(Path::new("src/model/json_tests.rs")));
         assert!(!is_test_file(Path::new("src/weights/gguf.rs")));
     }
 
