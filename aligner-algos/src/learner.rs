@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use aligner_core::optim::{AdamW, LearningRate, Norm, clip_coefficient, first_not_finite, global_norm};
 use aligner_core::{
-    Algorithm, Batch, Communicator, Error, Gradients, Group, Metrics, Needs, ParamSet, Per, Policy, Result,
-    StepBatch, Tensor, finite_sum,
+    Algorithm, Batch, Communicator, Error, Gradients, Group, Metrics, Needs, Per, Policy, Result, StepBatch,
+    finite_sum,
 };
 
 use crate::micro_batch::micro_batches;
@@ -100,7 +100,7 @@ impl Learner {
         }
         let learning_rate = self.rate.at(self.step);
         let scale = clip_coefficient(grad_norm, self.config.max_grad_norm) / count;
-        self.update(&gradients.values, learning_rate, scale)?;
+        self.optimizer.step(self.policy.params_mut(), &gradients.values, learning_rate, scale)?;
         self.step += 1;
         self.tokens += tokens as u64;
         let mut metrics = gradients.metrics;
@@ -170,25 +170,6 @@ impl Learner {
         let name = broken(gradients).unwrap_or_else(|| "all parameters together".into());
         let samples = culprit.map_or_else(|| vec!["none of this rank's alone".into()], Batch::sample_ids);
         Error::NotFinite { what: format!("the gradient of {name}"), samples }
-    }
-
-    /// Moves the parameters, in place unless somebody else holds them.
-    fn update(&mut self, grads: &[Option<Tensor<1>>], learning_rate: f64, scale: f64) -> Result<()> {
-        let mut params = self.take_params();
-        let moved = self.optimizer.step(&mut params, grads, learning_rate, scale);
-        self.policy = self.policy.with_params(params);
-        moved
-    }
-
-    /// The parameters, as the only handles that this learner holds of them.
-    fn take_params(&mut self) -> ParamSet {
-        let params = self.policy.params().clone();
-        let mut hollow = params.clone();
-        for param in hollow.iter_mut() {
-            param.value = Tensor::empty([0], &param.value.device());
-        }
-        self.policy = self.policy.with_params(hollow);
-        params
     }
 }
 

@@ -27,7 +27,7 @@ pub struct PreflightConfig {
 impl Default for PreflightConfig {
     fn default() -> Self {
         Self {
-            tokens: 2048,
+            tokens: 512,
             max_loss_error: 1e-5,
             max_kl: 1e-5,
             max_kl_elsewhere: None,

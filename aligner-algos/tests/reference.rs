@@ -21,6 +21,9 @@ impl Policy for Counting {
     fn params(&self) -> &ParamSet {
         self.policy.params()
     }
+    fn params_mut(&mut self) -> &mut ParamSet {
+        self.policy.params_mut()
+    }
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {
         self.policy.with_params(params)
     }

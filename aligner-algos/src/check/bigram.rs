@@ -86,6 +86,9 @@ impl Policy for BigramPolicy {
     fn params(&self) -> &ParamSet {
         &self.params
     }
+    fn params_mut(&mut self) -> &mut ParamSet {
+        &mut self.params
+    }
 
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {
         Box::new(Self { params, vocab: self.vocab })

@@ -11,21 +11,21 @@ struct Meeting {
 }
 
 /// One rank of a group of threads.
-pub struct ThreadRank {
+pub(crate) struct ThreadRank {
     rank: usize,
     size: usize,
     meeting: Arc<Meeting>,
 }
 
 /// A group of `size` ranks.
-pub fn group(size: usize) -> Vec<Arc<ThreadRank>> {
+pub(crate) fn group(size: usize) -> Vec<Arc<ThreadRank>> {
     let meeting =
         Arc::new(Meeting { slots: Mutex::new(vec![Vec::new(); size]), barrier: Barrier::new(size) });
     (0..size).map(|rank| Arc::new(ThreadRank { rank, size, meeting: meeting.clone() })).collect()
 }
 
 /// A rank alone.
-pub fn alone() -> Arc<ThreadRank> {
+pub(crate) fn alone() -> Arc<ThreadRank> {
     group(1).remove(0)
 }
 
