@@ -12,8 +12,7 @@ const IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golde
 fn model_directories() -> Vec<PathBuf> {
     let golden = std::env::var_os("ALIGNER_GOLDEN").map_or(PathBuf::from(IN_REPOSITORY), PathBuf::from);
     let entries = std::fs::read_dir(golden.join("models")).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> =
-        entries.filter(|path| path.is_dir() && name(path).starts_with("llama")).collect();
+    let mut found: Vec<_> = entries.filter(|path| path.is_dir() && name(path).starts_with("llama")).collect();
     found.sort();
     assert!(!found.is_empty(), "no llama* directory in {}", golden.display());
     found

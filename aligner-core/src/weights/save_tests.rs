@@ -112,7 +112,9 @@ fn large_model_is_sharded_and_the_other_layout_does_not_stay_behind() {
 fn value_that_would_be_lost_is_refused_and_the_old_model_kept() {
     let dir = tempfile::tempdir().unwrap();
     save_model(dir.path(), &tiny_config(false), &tiny_params(0.5), SaveDtype::F32).unwrap();
-    for (value, dtype) in [(f32::NAN, SaveDtype::F32), (f32::MAX, SaveDtype::Bf16), (65_520.0, SaveDtype::F16)] {
+    for (value, dtype) in
+        [(f32::NAN, SaveDtype::F32), (f32::MAX, SaveDtype::Bf16), (65_520.0, SaveDtype::F16)]
+    {
         let error = save_model(dir.path(), &tiny_config(false), &tiny_params(value), dtype).unwrap_err();
         assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
     }
