@@ -56,7 +56,8 @@ impl Dataset {
             format => format,
         };
         let kind = format.kind().expect("a detected format is never `auto`");
-        let name = config.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name =
+            config.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let len = config.limit.unwrap_or(usize::MAX).min(rows.len());
         let encoder = Encoder::new(config, tokenizer.clone());
         let fates = Fates::new(rows.len());
@@ -88,7 +89,11 @@ impl Dataset {
         self.rows = kept;
         let dropped = self.stats().equal_pairs;
         if dropped > 0 {
-            tracing::warn!(file = shared.name, dropped, "pairs whose chosen and rejected are equal are dropped");
+            tracing::warn!(
+                file = shared.name,
+                dropped,
+                "pairs whose chosen and rejected are equal are dropped"
+            );
         }
         self.refuse_empty("every pair's chosen and rejected are equal")
     }
@@ -172,7 +177,10 @@ impl Dataset {
         let order = permutation(len, self.shared.config.holdout_seed);
         let part = |mut picked: Vec<usize>| {
             picked.sort_unstable();
-            Self { shared: Arc::clone(&self.shared), rows: picked.into_iter().map(|at| self.rows[at]).collect() }
+            Self {
+                shared: Arc::clone(&self.shared),
+                rows: picked.into_iter().map(|at| self.rows[at]).collect(),
+            }
         };
         Ok((part(order[holdout..].to_vec()), part(order[..holdout].to_vec())))
     }
@@ -222,9 +230,13 @@ impl Shared {
     fn log(&self, row: usize, fate: Fate, first: bool) {
         let (id, max_length) = (self.id(row), self.config.max_length);
         match fate {
-            Fate::Truncated if first => tracing::warn!(row = id, max_length, "rows longer than max_length are cut"),
+            Fate::Truncated if first => {
+                tracing::warn!(row = id, max_length, "rows longer than max_length are cut")
+            }
             Fate::Truncated => tracing::debug!(row = id, max_length, "cut to max_length"),
-            Fate::Overlong if first => tracing::warn!(row = id, max_length, "rows longer than max_length are dropped"),
+            Fate::Overlong if first => {
+                tracing::warn!(row = id, max_length, "rows longer than max_length are dropped")
+            }
             Fate::Overlong => tracing::debug!(row = id, max_length, "dropped: longer than max_length"),
             Fate::Unseen | Fate::Used | Fate::EqualPair => {}
         }

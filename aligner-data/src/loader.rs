@@ -65,7 +65,10 @@ impl Loader {
                 dropped += 1;
                 if dropped == self.dataset.len() {
                     let path = &self.dataset.config().path;
-                    return Err(Error::format(path, format!("all {dropped} rows are dropped: none can be trained on")));
+                    return Err(Error::format(
+                        path,
+                        format!("all {dropped} rows are dropped: none can be trained on"),
+                    ));
                 }
             }
             self.advance();
@@ -117,7 +120,9 @@ impl Loader {
         let found = self.dataset.id(order[state.position]);
         if found != state.next_id {
             let expected = &state.next_id;
-            return Err(Error::Invalid(format!("cannot resume: the next row was {expected} and is {found} now")));
+            return Err(Error::Invalid(format!(
+                "cannot resume: the next row was {expected} and is {found} now"
+            )));
         }
         self.order = order;
         (self.seed, self.shuffle) = (state.seed, state.shuffle);

@@ -89,7 +89,10 @@ impl Rows {
         let fault = |message: String| Error::row(&self.path, entry.number, message);
         let bytes = self.bytes(entry)?;
         let text = String::from_utf8(bytes).map_err(|error| {
-            fault(format!("not UTF-8: byte {} of the row is no character", error.utf8_error().valid_up_to() + 1))
+            fault(format!(
+                "not UTF-8: byte {} of the row is no character",
+                error.utf8_error().valid_up_to() + 1
+            ))
         })?;
         if self.is_text {
             return Ok(Map::from_iter([("text".to_owned(), Value::String(text))]));

@@ -83,7 +83,8 @@ impl Format {
     /// The keys that are there and those that would have been understood.
     pub fn detect(row: &Map<String, Value>) -> Result<Self, String> {
         let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
-        let is_pair = (has("chosen") && has("rejected")) || (has("chosen_messages") && has("rejected_messages"));
+        let is_pair =
+            (has("chosen") && has("rejected")) || (has("chosen_messages") && has("rejected_messages"));
         let is_response = has("messages") || has("conversations") || has("completion");
         Ok(if is_pair {
             Self::Preference
@@ -129,9 +130,25 @@ impl Format {
     /// The keys that the schemas read: what else a row has is its metadata.
     pub(crate) fn metadata(row: &Map<String, Value>) -> Map<String, Value> {
         const READ: [&str; 19] = [
-            "messages", "conversations", "system", "tools", "instruction", "input", "output", "history", "prompt",
-            "completion", "text", "chosen", "rejected", "chosen_messages", "rejected_messages", "margin", "label",
-            "kto_tag", "images",
+            "messages",
+            "conversations",
+            "system",
+            "tools",
+            "instruction",
+            "input",
+            "output",
+            "history",
+            "prompt",
+            "completion",
+            "text",
+            "chosen",
+            "rejected",
+            "chosen_messages",
+            "rejected_messages",
+            "margin",
+            "label",
+            "kto_tag",
+            "images",
         ];
         let rest = row.iter().filter(|(key, value)| !READ.contains(&key.as_str()) && !value.is_null());
         rest.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -153,7 +170,10 @@ impl Dialogue {
 
 fn refuse_media(row: &Map<String, Value>) -> Result<(), String> {
     for key in ["images", "image", "videos", "audios"] {
-        if row.get(key).is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())) {
+        if row
+            .get(key)
+            .is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()))
+        {
             return Err(format!("`{key}`: only text is supported"));
         }
     }

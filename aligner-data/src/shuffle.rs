@@ -51,10 +51,8 @@ mod tests {
     #[test]
     fn the_order_never_changes_between_versions() {
         // A resumed run must see the rows that the interrupted one would have seen.
-        assert_eq!(permutation(8, 42), FIRST_EIGHT);
+        assert_eq!(permutation(8, 42), [4, 3, 2, 0, 7, 6, 1, 5]);
     }
-
-    const FIRST_EIGHT: [usize; 8] = [0; 8];
 
     #[test]
     fn first_places_are_spread_evenly() {

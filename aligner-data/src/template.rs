@@ -167,8 +167,7 @@ impl ChatTemplate {
         let environment = if markers == Markers::USUAL {
             &self.environment
         } else {
-            other =
-                environment::compile(self.rewritten.clone(), markers).map_err(|error| failed(&error))?;
+            other = environment::compile(self.rewritten.clone(), markers).map_err(|error| failed(&error))?;
             &other
         };
         let template = environment.get_template(environment::NAME).map_err(|error| failed(&error))?;

@@ -97,7 +97,8 @@ impl DatasetConfig {
     /// [`Error::Setting`] names the setting.
     pub fn check(&self) -> Result<()> {
         if self.max_length < 2 {
-            let message = format!("expected 2 tokens or more (one predicts another), got {}", self.max_length);
+            let message =
+                format!("expected 2 tokens or more (one predicts another), got {}", self.max_length);
             return Err(Error::setting("max_length", message));
         }
         if self.limit == Some(0) {
@@ -116,9 +117,11 @@ mod tests {
 
     #[test]
     fn a_misspelt_key_is_refused_and_the_rest_has_defaults() {
-        let config: DatasetConfig = serde_json::from_str(r#"{"path": "a.jsonl", "overlong": "drop"}"#).unwrap();
+        let config: DatasetConfig =
+            serde_json::from_str(r#"{"path": "a.jsonl", "overlong": "drop"}"#).unwrap();
         assert_eq!(config, DatasetConfig { overlong: Overlong::Drop, ..DatasetConfig::new("a.jsonl") });
-        let error = serde_json::from_str::<DatasetConfig>(r#"{"path": "a.jsonl", "max_len": 2}"#).unwrap_err();
+        let error =
+            serde_json::from_str::<DatasetConfig>(r#"{"path": "a.jsonl", "max_len": 2}"#).unwrap_err();
         assert!(error.to_string().contains("max_len"), "{error}");
     }
 

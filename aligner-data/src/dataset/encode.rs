@@ -1,7 +1,7 @@
 //! From a row's meaning to samples of tokens.
 
 use aligner_core::{Error, Result, Sample};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::config::{DatasetConfig, Overlong};
 use super::fate::Fate;
@@ -54,7 +54,9 @@ impl Encoder {
         let sample = Sample { text, reward, ..Sample::new(encoded.tokens, encoded.mask) };
         if sample.targets() == 0 {
             let tokens = sample.tokens.len();
-            return Err(Error::Invalid(format!("no target: none of the {tokens} tokens is the model's to learn")));
+            return Err(Error::Invalid(format!(
+                "no target: none of the {tokens} tokens is the model's to learn"
+            )));
         }
         Ok(sample)
     }
@@ -98,7 +100,8 @@ impl Encoder {
                 self.chat(template, messages.clone(), tools.clone(), target)
             }
             (Dialogue::Chat { .. }, None) => Err(Error::Invalid(
-                "a conversation needs a chat template: the tokenizer has none, or raw_text = true is set".into(),
+                "a conversation needs a chat template: the tokenizer has none, or raw_text = true is set"
+                    .into(),
             )),
         }
     }
@@ -170,6 +173,8 @@ fn write_out_unread_fields(template: &str, message: &mut Message) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -45,7 +45,10 @@ pub(super) struct Fates {
 
 impl Fates {
     pub(super) fn new(rows: usize) -> Self {
-        Self { rows: (0..rows).map(|_| AtomicU8::new(Fate::Unseen as u8)).collect(), seen: Default::default() }
+        Self {
+            rows: (0..rows).map(|_| AtomicU8::new(Fate::Unseen as u8)).collect(),
+            seen: Default::default(),
+        }
     }
 
     /// Notes a row's fate and says whether it is the first of its kind.

@@ -140,7 +140,12 @@ impl Scanner {
 
     fn finish(&mut self, end: u64) {
         let number = self.entries.len() + 1;
-        self.entries.push(Entry { offset: self.start, len: (end - self.start) as usize, number, line: self.start_line });
+        self.entries.push(Entry {
+            offset: self.start,
+            len: (end - self.start) as usize,
+            number,
+            line: self.start_line,
+        });
     }
 }
 

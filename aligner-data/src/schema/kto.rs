@@ -13,12 +13,9 @@ pub(super) fn has_label(row: &Map<String, Value>) -> bool {
 }
 
 pub(super) fn record(row: &Map<String, Value>) -> Result<Record, String> {
-    let (key, label) = LABELS
-        .iter()
-        .find_map(|key| Some((*key, optional(row, key)?)))
-        .ok_or_else(|| missing("label"))?;
-    let desirable =
-        verdict(label).ok_or_else(|| format!("`{key}`: expected true or false, got {label}"))?;
+    let (key, label) =
+        LABELS.iter().find_map(|key| Some((*key, optional(row, key)?))).ok_or_else(|| missing("label"))?;
+    let desirable = verdict(label).ok_or_else(|| format!("`{key}`: expected true or false, got {label}"))?;
     let dialogue = match turns::list(row) {
         Some(_) => last_turn_only(turns::conversation(row)?),
         None => turns::prompt_completion(row)?,

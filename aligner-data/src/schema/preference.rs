@@ -13,7 +13,8 @@ pub(super) fn record(row: &Map<String, Value>) -> Result<Record, String> {
     let (chosen, rejected) = match (prompt(row)?, chosen, rejected) {
         (Prompt::None, Value::String(chosen), Value::String(rejected)) => texts(chosen, rejected),
         (Prompt::Text(prompt), Value::String(chosen), Value::String(rejected)) => {
-            let pair = |completion: &str| Dialogue::Pair { prompt: prompt.clone(), completion: completion.into() };
+            let pair =
+                |completion: &str| Dialogue::Pair { prompt: prompt.clone(), completion: completion.into() };
             (pair(chosen), pair(rejected))
         }
         (prompt, chosen, rejected) => {
@@ -34,7 +35,10 @@ enum Prompt {
     Turns(Vec<Message>),
 }
 
-fn side<'a>(row: &'a Map<String, Value>, keys: [&'static str; 2]) -> Result<(&'static str, &'a Value), String> {
+fn side<'a>(
+    row: &'a Map<String, Value>,
+    keys: [&'static str; 2],
+) -> Result<(&'static str, &'a Value), String> {
     keys.into_iter().find_map(|key| Some((key, optional(row, key)?))).ok_or_else(|| missing(keys[0]))
 }
 
@@ -64,14 +68,19 @@ fn margin(row: &Map<String, Value>) -> Result<Option<f32>, String> {
 }
 
 /// Whole conversations, in which only what differs is learnt.
-fn conversations(prompt: Prompt, chosen: Vec<Message>, rejected: Vec<Message>) -> (Vec<Message>, Vec<Message>) {
+fn conversations(
+    prompt: Prompt,
+    chosen: Vec<Message>,
+    rejected: Vec<Message>,
+) -> (Vec<Message>, Vec<Message>) {
     let given = match prompt {
         Prompt::None => Vec::new(),
         Prompt::Text(text) => vec![Message::new("user", text)],
         Prompt::Turns(turns) => turns,
     };
     // Some files repeat the prompt in both sides: a side that begins a conversation is whole.
-    let is_whole = |side: &[Message]| side.first().is_some_and(|first| !first.is_model() && first.role != "tool");
+    let is_whole =
+        |side: &[Message]| side.first().is_some_and(|first| !first.is_model() && first.role != "tool");
     if given.is_empty() || (is_whole(&chosen) && is_whole(&rejected)) {
         return without_common(chosen, rejected);
     }
@@ -151,7 +160,8 @@ mod tests {
 
     #[test]
     fn texts_without_a_prompt_share_whole_words() {
-        let (chosen, rejected, _) = parse(&json!({"chosen": "Q: hi A: goodbye", "rejected": "Q: hi A: good day"}));
+        let (chosen, rejected, _) =
+            parse(&json!({"chosen": "Q: hi A: goodbye", "rejected": "Q: hi A: good day"}));
         assert_eq!(chosen, Dialogue::Plain { text: "Q: hi A: goodbye".into(), prompt_len: 8 });
         assert!(matches!(rejected, Dialogue::Plain { prompt_len: 8, .. }));
     }

@@ -27,7 +27,10 @@ pub(super) fn prompt_completion(row: &Map<String, Value>) -> Result<Dialogue, St
         (Value::String(_), other) => Err(expected("completion", "a text, as `prompt` is one", other)),
         _ => {
             let prompt = context(with_system(row, turns("prompt", prompt)?)?);
-            Ok(Dialogue::Chat { messages: continued(prompt, response("completion", completion)?), tools: tools(row)? })
+            Ok(Dialogue::Chat {
+                messages: continued(prompt, response("completion", completion)?),
+                tools: tools(row)?,
+            })
         }
     }
 }
@@ -60,9 +63,13 @@ pub(super) fn continued(mut prompt: Vec<Message>, response: Vec<Message>) -> Vec
 }
 
 /// Puts the row's `system` before the turns unless they begin with a system turn.
-pub(super) fn with_system(row: &Map<String, Value>, mut messages: Vec<Message>) -> Result<Vec<Message>, String> {
+pub(super) fn with_system(
+    row: &Map<String, Value>,
+    mut messages: Vec<Message>,
+) -> Result<Vec<Message>, String> {
     let begins_with_system = messages.first().is_some_and(|message| message.role == "system");
-    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty() && !begins_with_system) {
+    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty() && !begins_with_system)
+    {
         messages.insert(0, Message::new("system", system));
     }
     Ok(messages)
@@ -101,12 +108,15 @@ pub(super) fn turns(key: &str, value: &Value) -> Result<Vec<Message>, String> {
         return Err(format!("`{key}` is empty: expected at least one turn"));
     }
     let numbered = list.iter().enumerate();
-    numbered.map(|(at, value)| turn(value).map_err(|what| format!("`{key}`, turn {}: {what}", at + 1))).collect()
+    numbered
+        .map(|(at, value)| turn(value).map_err(|what| format!("`{key}`, turn {}: {what}", at + 1)))
+        .collect()
 }
 
 fn turn(value: &Value) -> Result<Message, String> {
     let object = value.as_object().ok_or_else(|| format!("expected an object, got {}", kind(value)))?;
-    let (role_key, content_key) = if object.contains_key("from") { ("from", "value") } else { ("role", "content") };
+    let (role_key, content_key) =
+        if object.contains_key("from") { ("from", "value") } else { ("role", "content") };
     let role = optional_text(object, role_key)?.ok_or_else(|| missing(role_key))?;
     let mut fields = object.clone();
     for key in [role_key, content_key, "loss_weight", "weight"] {
@@ -138,7 +148,9 @@ fn speaker(from: &str) -> Result<&'static str, String> {
         "gpt" | "assistant" | "chatgpt" | "model" | "bing" | "bard" => Ok("assistant"),
         "system" => Ok("system"),
         "observation" | "function_response" | "tool" => Ok("tool"),
-        other => Err(format!("unknown speaker `{other}`: expected human, gpt, system, function_call or observation")),
+        other => Err(format!(
+            "unknown speaker `{other}`: expected human, gpt, system, function_call or observation"
+        )),
     }
 }
 
@@ -160,7 +172,8 @@ fn fill(message: &mut Message, key: &str, content: Option<&Value>) -> Result<(),
 
 fn add_part(message: &mut Message, part: &Value) -> Result<(), String> {
     let kind = part["type"].as_str().unwrap_or("text");
-    let text = part.get(kind).or_else(|| part.get("text")).or_else(|| part.get("value")).and_then(Value::as_str);
+    let text =
+        part.get(kind).or_else(|| part.get("text")).or_else(|| part.get("value")).and_then(Value::as_str);
     let text = text.ok_or_else(|| format!("a part of type `{kind}` has no text"))?;
     match kind {
         "text" => message.content.push_str(text),
@@ -227,7 +240,8 @@ mod tests {
 
     #[test]
     fn weights_override_who_is_learnt_and_must_be_whole() {
-        let turn = |weight: Value| parse(&json!([{"role": "assistant", "content": "b", "loss_weight": weight}]));
+        let turn =
+            |weight: Value| parse(&json!([{"role": "assistant", "content": "b", "loss_weight": weight}]));
         assert!(!turn(json!(0.0)).unwrap()[0].learn);
         assert!(turn(json!(1)).unwrap()[0].learn);
         assert!(turn(json!(0.5)).unwrap_err().contains("expected 0 or 1, got 0.5"));

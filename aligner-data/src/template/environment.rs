@@ -67,8 +67,18 @@ fn now_secs() -> i64 {
 /// `time` (seconds since 1970, UTC) in the format of C's `strftime`.
 fn strftime(format: &str, time: i64) -> Result<String, Error> {
     const MONTHS: [&str; 12] = [
-        "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-        "November", "December",
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
     ];
     const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
     let days = time.div_euclid(86_400);
@@ -126,14 +136,19 @@ mod tests {
     #[test]
     fn dates_are_those_of_the_calendar() {
         assert_eq!(strftime("%d %b %Y", 0).unwrap(), "01 Jan 1970");
-        assert_eq!(strftime("%A %d %B %Y %H:%M:%S", 1_709_210_096).unwrap(), "Thursday 29 February 2024 12:34:56");
+        assert_eq!(
+            strftime("%A %d %B %Y %H:%M:%S", 1_709_210_096).unwrap(),
+            "Thursday 29 February 2024 12:34:56"
+        );
         assert!(strftime("%Q", 0).unwrap_err().to_string().contains("%Q"));
     }
 
     #[test]
     fn to_json_takes_python_keywords_and_refuses_others() {
         let render = |source: &str| {
-            compile(source.to_owned(), Markers::USUAL)?.get_template(NAME)?.render(minijinja::context! { x => [1, 2] })
+            compile(source.to_owned(), Markers::USUAL)?
+                .get_template(NAME)?
+                .render(minijinja::context! { x => [1, 2] })
         };
         assert_eq!(render("{{ x | tojson }}").unwrap(), "[1, 2]");
         assert_eq!(render("{{ x | tojson(separators=(',', ':')) }}").unwrap(), "[1,2]");

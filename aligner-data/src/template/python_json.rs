@@ -150,10 +150,7 @@ mod tests {
     fn one_line_has_spaces_after_separators_and_keeps_characters() {
         let value = json!({"b": [1, 2.0, null], "a": {"é": "<\"\n\u{1}>"}, "empty": [], "none": {}});
         let text = dumps(&value, &Style::default()).unwrap();
-        assert_eq!(
-            text,
-            r#"{"b": [1, 2.0, null], "a": {"é": "<\"\n\u0001>"}, "empty": [], "none": {}}"#
-        );
+        assert_eq!(text, r#"{"b": [1, 2.0, null], "a": {"é": "<\"\n\u0001>"}, "empty": [], "none": {}}"#);
     }
 
     #[test]

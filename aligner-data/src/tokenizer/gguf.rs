@@ -28,7 +28,10 @@ pub(super) fn read(path: &Path) -> Result<Tokenizer> {
         Some("llama") => (sentencepiece::parts(&gguf, &vocabulary)?, true),
         other => {
             let other = other.unwrap_or("none");
-            return Err(Error::format(path, format!("tokenizer.ggml.model: expected gpt2 or llama, got {other}")));
+            return Err(Error::format(
+                path,
+                format!("tokenizer.ggml.model: expected gpt2 or llama, got {other}"),
+            ));
         }
     };
     let adds_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
@@ -52,7 +55,8 @@ impl<'a> Vocabulary<'a> {
         let types = gguf.integers("tokenizer.ggml.token_type")?.unwrap_or_default();
         if !types.is_empty() && types.len() != tokens.len() {
             let (tokens, types) = (tokens.len(), types.len());
-            let message = format!("tokenizer.ggml.token_type: expected {tokens} entries, one a token, got {types}");
+            let message =
+                format!("tokenizer.ggml.token_type: expected {tokens} entries, one a token, got {types}");
             return Err(Error::format(gguf.path(), message));
         }
         Ok(Self { tokens, types })
@@ -153,5 +157,7 @@ fn config(gguf: &Gguf, specials: &Specials, adds_bos: bool) -> Result<Map<String
 }
 
 fn required<T>(gguf: &Gguf, key: &str, value: Option<T>) -> Result<T> {
-    value.ok_or_else(|| Error::format(gguf.path(), format!("the metadata has no `{key}`: expected a tokenizer")))
+    value.ok_or_else(|| {
+        Error::format(gguf.path(), format!("the metadata has no `{key}`: expected a tokenizer"))
+    })
 }

@@ -22,7 +22,8 @@ pub(super) fn parts(gguf: &Gguf) -> Result<Parts> {
     model.insert("ignore_merges".into(), (rule == Rule::Words { digits: 3 }).into());
     model.insert("merges".into(), merges.iter().map(|merge| Value::from(merge.as_str())).collect());
     let normalizer = if name == "qwen2" { json!({"type": "NFC"}) } else { Value::Null };
-    let decoder = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let decoder =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     Ok(Parts { normalizer, pre_tokenizer: rule.pre_tokenizer(), decoder, model })
 }
 
@@ -42,25 +43,27 @@ impl Rule {
         Some(match name {
             "gpt-2" | "default" | "mpt" | "olmo" | "jais" | "phi-2" => Self::Gpt2,
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" => Self::DigitsThenGpt2,
-            "llama-bpe" | "llama3" | "llama-v3" | "dbrx" | "smaug-bpe" | "falcon3" => Self::Words { digits: 3 },
+            "llama-bpe" | "llama3" | "llama-v3" | "dbrx" | "smaug-bpe" | "falcon3" => {
+                Self::Words { digits: 3 }
+            }
             "qwen2" | "stablelm2" | "deepseek-r1-qwen" => Self::Words { digits: 1 },
             _ => return None,
         })
     }
 
     fn pre_tokenizer(self) -> Value {
-        let byte_level = |use_regex: bool| {
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
-        };
-        let sequence = |first: Value, second: Value| json!({"type": "Sequence", "pretokenizers": [first, second]});
+        let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+        let sequence =
+            |first: Value, second: Value| json!({"type": "Sequence", "pretokenizers": [first, second]});
         match self {
             Self::Gpt2 => byte_level(true),
-            Self::DigitsThenGpt2 => sequence(json!({"type": "Digits", "individual_digits": true}), byte_level(true)),
+            Self::DigitsThenGpt2 => {
+                sequence(json!({"type": "Digits", "individual_digits": true}), byte_level(true))
+            }
             Self::Words { digits } => {
                 let repeat = if digits == 1 { String::new() } else { format!("{{1,{digits}}}") };
                 let pattern = WORDS.replace("{n}", &repeat);
-                let split =
-                    json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+                let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
                 sequence(split, byte_level(false))
             }
         }

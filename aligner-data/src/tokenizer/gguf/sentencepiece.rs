@@ -51,7 +51,8 @@ pub(super) fn parts(gguf: &Gguf, vocabulary: &Vocabulary<'_>) -> Result<Parts> {
 /// Every way to make a token of two others, the token with the best score first: the order in which
 /// SentencePiece merges, and transformers' conversion of it.
 fn merges(tokens: &[String], scores: &[f64]) -> Value {
-    let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
+    let ids: HashMap<&str, usize> =
+        tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut found = Vec::new();
     for (token, &score) in tokens.iter().zip(scores) {
         if token.chars().count() > LONGEST {

@@ -1,0 +1,9 @@
+//! Tests through the public interface.
+
+mod assets;
+mod bad_input;
+mod chat_golden;
+mod common;
+mod datasets;
+mod loading;
+mod tokenizing;
