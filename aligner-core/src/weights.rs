@@ -18,4 +18,4 @@ pub use atomic::atomic_write;
 pub use checkpoint::Checkpoint;
 pub use checksum::checksum;
 pub use gguf::{Gguf, GgufValue};
-pub use save::{SaveDtype, read_metadata, read_tensors, save_model, save_tensors};
+pub use save::{HostTensor, SaveDtype, read_metadata, read_tensors, save_model, save_tensors};

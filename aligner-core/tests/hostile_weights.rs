@@ -63,7 +63,9 @@ fn read_gguf(path: &Path) -> bool {
     let Ok(file) = Gguf::open(path) else { return false };
     let all_read = file.tensor_names().all(|name| file.read(name).is_ok());
     if let Ok(checkpoint) = Checkpoint::open(path) {
-        checkpoint.names().for_each(|name| drop(checkpoint.read(name)));
+        for name in checkpoint.names() {
+            drop(checkpoint.read(name));
+        }
     }
     all_read
 }
@@ -213,7 +215,9 @@ proptest! {
     ) {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/tiny.gguf");
         let mut bytes = std::fs::read(golden).unwrap();
-        changes.into_iter().for_each(|(at, value)| bytes[at] = value);
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
         read_gguf(&Scratch::new("x.gguf").write(&bytes));
         assert_little_memory();
     }
@@ -328,6 +332,26 @@ fn unknown_gguf_tensor_is_refused_rather_than_left_out() {
     renamed[at..at + 6].copy_from_slice(b"attn_z");
     let message = Checkpoint::open(&scratch.write(&renamed)).unwrap_err().to_string();
     assert!(message.contains("blk.0.attn_z.weight"), "{message}");
+}
+
+#[test]
+fn gguf_settings_that_change_the_model_are_refused_together() {
+    let bytes = GgufBytes::header(3, 0, 5)
+        .text("general.architecture")
+        .u32(8)
+        .text("llama")
+        .size("llama.expert_count", 8)
+        .size("split.count", 2)
+        .size("llama.embedding_length", 32)
+        .text("llama.rope.scaling.type")
+        .u32(8)
+        .text("yarn")
+        .data(0);
+    let message = Checkpoint::open(&Scratch::new("x.gguf").write(&bytes)).unwrap_err().to_string();
+    for part in ["llama.expert_count", "one of 2 parts", "yarn", "llama.block_count is missing", "token_embd"]
+    {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
 }
 
 const CONFIG: &str = r#"{"model_type":"llama","vocab_size":4,"hidden_size":4,"intermediate_size":4,

@@ -19,12 +19,15 @@ pub fn checksum(params: &ParamSet) -> String {
         whole.update((param.name.len() as u64).to_le_bytes());
         whole.update(&param.name);
         whole.update((param.shape.len() as u64).to_le_bytes());
-        param.shape.iter().for_each(|&dim| whole.update((dim as u64).to_le_bytes()));
+        for &dim in &param.shape {
+            whole.update((dim as u64).to_le_bytes());
+        }
         let hash = |values: &[f32]| values.par_chunks(PIECE_ELEMENTS).map(hash_piece).collect::<Vec<_>>();
-        let pieces = with_slice(&param.value, hash);
-        pieces.iter().for_each(|piece| whole.update(piece));
+        for piece in with_slice(&param.value, hash) {
+            whole.update(piece);
+        }
     }
-    whole.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    whole.finalize().iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"))
 }
 
 fn hash_piece(values: &[f32]) -> [u8; 32] {

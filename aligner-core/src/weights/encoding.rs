@@ -136,19 +136,26 @@ mod tests {
         assert_eq!(Encoding::F64.bytes(usize::MAX), None);
     }
 
+    fn decoded(encoding: Encoding, bytes: &[u8]) -> Vec<u32> {
+        let mut out = vec![0.0; bytes.len() / encoding.block_bytes()];
+        encoding.decode(bytes, &mut out);
+        bits(&out)
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
     #[test]
     fn half_precision_is_exact_also_below_the_normal_range() {
-        let mut out = [0.0; 3];
-        Encoding::F16.decode(&[0x01, 0x00, 0x00, 0xBC, 0xFF, 0x7B], &mut out);
-        assert_eq!(out, [2.0f32.powi(-24), -1.0, 65504.0]);
-        Encoding::BF16.decode(&[0x80, 0x3F, 0x01, 0x00, 0x00, 0xC0], &mut out);
-        assert_eq!(out, [1.0, f32::from_bits(0x0001_0000), -2.0]);
+        let values = decoded(Encoding::F16, &[0x01, 0x00, 0x00, 0xBC, 0xFF, 0x7B]);
+        assert_eq!(values, bits(&[2.0f32.powi(-24), -1.0, 65504.0]));
+        let values = decoded(Encoding::BF16, &[0x80, 0x3F, 0x01, 0x00, 0x00, 0xC0]);
+        assert_eq!(values, bits(&[1.0, f32::from_bits(0x0001_0000), -2.0]));
     }
 
     #[test]
     fn double_precision_rounds_to_the_nearest() {
-        let mut out = [0.0];
-        Encoding::F64.decode(&0.1f64.to_le_bytes(), &mut out);
-        assert_eq!(out, [0.1]);
+        assert_eq!(decoded(Encoding::F64, &0.1f64.to_le_bytes()), bits(&[0.1]));
     }
 }

@@ -92,7 +92,7 @@ impl SaveDtype {
 ///
 /// # Errors
 /// [`Error::Io`] names the file; [`Error::Invalid`] names a parameter that is not finite, or too
-/// large for `dtype`. No existing file has been damaged then.
+/// large for `dtype`; then nothing has been written.
 pub fn save_model(dir: &Path, config: &ModelConfig, params: &ParamSet, dtype: SaveDtype) -> Result<()> {
     save_sharded(dir, config, params, dtype, SHARD_BYTES)
 }
@@ -104,24 +104,25 @@ fn save_sharded(
     dtype: SaveDtype,
     shard_bytes: usize,
 ) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let tied = config.tie_embeddings && config.num_labels.is_none();
     let tensors: Vec<NamedTensor<'_>> = params
         .iter()
         .filter(|param| !(tied && param.name == "lm_head.weight"))
         .map(|param| NamedTensor { name: &param.name, shape: &param.shape, value: &param.value })
         .collect();
+    check_values(dir, &tensors, dtype)?;
+    std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let shards = plan_shards(&tensors, dtype, shard_bytes);
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
     // A loader prefers the single file: the layout that is not written now must not stay behind.
     let stale = if let [shard] = shards.as_slice() {
-        write_checked(&single, &tensors[shard.clone()], dtype, &metadata)?;
+        atomic_write(&single, |file| write_tensors(file, &tensors[shard.clone()], dtype, &metadata))?;
         index
     } else {
         for (at, shard) in shards.iter().enumerate() {
             let path = dir.join(shard_name(at, shards.len()));
-            write_checked(&path, &tensors[shard.clone()], dtype, &metadata)?;
+            atomic_write(&path, |file| write_tensors(file, &tensors[shard.clone()], dtype, &metadata))?;
         }
         write_json(&index, &shard_index(&tensors, &shards, dtype))?;
         single
@@ -149,11 +150,14 @@ pub fn save_tensors(
     atomic_write(path, |file| write_tensors(file, &named, SaveDtype::F32, metadata))
 }
 
-/// Reads every tensor of a safetensors file: name to shape and elements.
+/// A tensor on the host: its shape, and its elements in row-major order.
+pub type HostTensor = (Vec<usize>, Vec<f32>);
+
+/// Reads every tensor of a safetensors file.
 ///
 /// # Errors
 /// A file that is missing, truncated or inconsistent, with the tensor at fault.
-pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, (Vec<usize>, Vec<f32>)>> {
+pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, HostTensor>> {
     let file = SafetensorsFile::open(path)?;
     file.names().map(|name| Ok((name.to_string(), file.read(name)?))).collect()
 }
@@ -240,24 +244,14 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
     })
 }
 
-/// Writes one file of a model, unless a value would be lost.
-fn write_checked(
-    path: &Path,
-    tensors: &[NamedTensor<'_>],
-    dtype: SaveDtype,
-    metadata: &BTreeMap<String, String>,
-) -> Result<()> {
-    for tensor in tensors {
-        if !with_slice(tensor.value, |values| dtype.holds(values)) {
-            return Err(Error::Invalid(format!(
-                "{}: not written: parameter {} has a value that is not finite in {}",
-                path.display(),
-                tensor.name,
-                dtype.torch_name()
-            )));
-        }
-    }
-    atomic_write(path, |file| write_tensors(file, tensors, dtype, metadata))
+/// Refuses values that the file could not hold, before the first file is touched.
+fn check_values(dir: &Path, tensors: &[NamedTensor<'_>], dtype: SaveDtype) -> Result<()> {
+    let lost = tensors.iter().find(|tensor| !with_slice(tensor.value, |values| dtype.holds(values)));
+    let Some(tensor) = lost else { return Ok(()) };
+    let (dir, name, dtype) = (dir.display(), tensor.name, dtype.torch_name());
+    Err(Error::Invalid(format!(
+        "{dir}: not saved: parameter {name} has a value that is not finite in {dtype}"
+    )))
 }
 
 fn write_tensors(

@@ -72,6 +72,9 @@ impl Keys<'_> {
         for key in ["logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"] {
             self.refuse_unless(key, 1.0)?;
         }
+        if let Some(parts) = self.file.size("split.count")?.filter(|&parts| parts > 1) {
+            self.problems.push(format!("key split.count: one of {parts} parts; merge them into one file"));
+        }
         let full = self.full("rope.scaling.type");
         if let Some(kind) = self.file.text(&full)?.filter(|&kind| kind != "none") {
             self.problems.push(format!("key {full}: {kind:?} is not supported; only \"none\" is"));
