@@ -79,7 +79,7 @@ impl Algorithm for Dpo {
         let logps = out.logps()?;
         let policy = batch.sum_per_sequence(logps.clone());
         let reference = batch.sum_per_sequence(batch.ref_logps(logps)?);
-        let rewards = Pairs::split((policy.clone() - reference) * self.config.beta, batch)?;
+        let rewards = Pairs::split(&((policy.clone() - reference) * self.config.beta), batch)?;
         let losses = self.pair_losses(rewards.difference());
         let comparable: Vec<f32> =
             batch.sequences.chunks(2).map(|pair| f32::from(u8::from(is_comparable(pair)))).collect();
@@ -96,7 +96,7 @@ impl Algorithm for Dpo {
         add_mean(metrics, "rewards/rejected", &rejected);
         add_mean(metrics, "rewards/margins", &margins);
         add_accuracy(metrics, "rewards/accuracies", &chosen, &rejected);
-        let logps = Pairs::split(policy, batch)?;
+        let logps = Pairs::split(&policy, batch)?;
         add_mean(metrics, "logps/chosen", &host(&logps.chosen));
         add_mean(metrics, "logps/rejected", &host(&logps.rejected));
         Ok(loss)
@@ -138,6 +138,7 @@ pub(crate) fn check_pair(group: &Group) -> Result<()> {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "a loss of exactly 0")]
 mod tests {
     use super::*;
     use aligner_core::{Device, Sample};

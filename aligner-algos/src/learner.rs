@@ -1,4 +1,4 @@
-//! The only training step: credit, micro-batches, gradients, one division, clipping, AdamW.
+//! The only training step: credit, micro-batches, gradients, one division, clipping, `AdamW`.
 
 mod config;
 mod ranks;

@@ -138,7 +138,7 @@ fn judge(report: &PreflightReport, expected_loss: Option<f64>, config: &Prefligh
     }
     let max_kl = if expected_loss.is_some() { Some(config.max_kl) } else { config.max_kl_elsewhere };
     if let (Some(kl), Some(limit)) = (report.kl, max_kl)
-        && !(kl.abs() <= limit)
+        && (kl.is_nan() || kl.abs() > limit)
     {
         return Err(failed(format!(
             "the policy starts {kl:e} nats a token from its reference, more than {limit:e}; look at whether both \
@@ -154,7 +154,7 @@ fn judge(report: &PreflightReport, expected_loss: Option<f64>, config: &Prefligh
     Ok(())
 }
 
-fn failed(message: String) -> Error {
+fn failed(message: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("preflight: {message}"))
 }
 
@@ -168,7 +168,7 @@ fn prefix(groups: &[Group], budget: usize) -> Result<Vec<Group>> {
     let count = groups.iter().take_while(fits).count().max(1);
     match groups.get(..count) {
         Some(groups) => Ok(groups.to_vec()),
-        None => Err(failed("there is no group to check; look at the data set's filters".into())),
+        None => Err(failed("there is no group to check; look at the data set's filters")),
     }
 }
 
@@ -182,13 +182,14 @@ fn check_tokens(group: &Group, bos: Option<u32>) -> Result<()> {
                 group.id
             )));
         }
-        if let (Some(bos), [first, second, ..]) = (bos, sample.tokens.as_slice()) {
-            if *first == bos && *second == bos {
-                return Err(failed(format!(
-                    "{}#{at} begins with the BOS token {bos} twice; look at the chat template, which may write it too",
-                    group.id
-                )));
-            }
+        if let (Some(bos), [first, second, ..]) = (bos, sample.tokens.as_slice())
+            && *first == bos
+            && *second == bos
+        {
+            return Err(failed(format!(
+                "{}#{at} begins with the BOS token {bos} twice; look at the chat template, which may write it too",
+                group.id
+            )));
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ impl Algorithm for RewardModel {
     /// Sum over pairs, in nats.
     fn loss(&self, out: &Forward, batch: &Batch) -> Result<LossOutput> {
         let scores = single_output(out.scores()?)?;
-        let pairs = Pairs::split(scores, batch)?;
+        let pairs = Pairs::split(&scores, batch)?;
         let mut difference = pairs.difference();
         if let Some(margins) = self.margins(batch) {
             difference = difference.clone() - on_device_of(&margins, &difference);
@@ -111,6 +111,7 @@ fn single_output(scores: &Tensor<2>) -> Result<Tensor<1>> {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "bitwise the same computation")]
 mod tests {
     use super::*;
     use aligner_core::{Device, Group, Sample};

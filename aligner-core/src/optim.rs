@@ -1,4 +1,4 @@
-//! AdamW, clipping by the global norm, and learning-rate schedules.
+//! `AdamW`, clipping by the global norm, and learning-rate schedules.
 //!
 //! ```
 //! use aligner_core::optim::{AdamW, AdamWConfig, Norm, clip_coefficient, global_norm};

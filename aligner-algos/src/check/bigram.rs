@@ -14,6 +14,9 @@ pub struct BigramPolicy {
 
 impl BigramPolicy {
     /// A model over `vocab` tokens with pseudo-random logits and scores between −1 and 1.
+    ///
+    /// # Panics
+    /// Never: the three parameters have different names and sizes as their shapes say.
     pub fn new(vocab: usize, seed: u64) -> Self {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
         let mut draw = || {
@@ -86,6 +89,7 @@ impl Policy for BigramPolicy {
     fn params(&self) -> &ParamSet {
         &self.params
     }
+
     fn params_mut(&mut self) -> &mut ParamSet {
         &mut self.params
     }

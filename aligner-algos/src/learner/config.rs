@@ -25,9 +25,9 @@ pub struct LearnerConfig {
     pub weight_decay: f64,
     /// Whether norms and biases decay too.
     pub decay_vectors: bool,
-    /// Decay rates of AdamW's moments.
+    /// Decay rates of `AdamW`'s moments.
     pub betas: (f64, f64),
-    /// Added to AdamW's denominator.
+    /// Added to `AdamW`'s denominator.
     pub eps: f64,
     /// Largest global norm of a gradient; 0 turns clipping off.
     pub max_grad_norm: f64,
@@ -99,6 +99,7 @@ impl LearnerConfig {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the factor at the peak is exactly 1")]
 mod tests {
     use super::*;
 

@@ -17,8 +17,7 @@ impl Learner {
     /// [`Error::Io`] where the file cannot be written.
     pub fn save_state(&self, dir: &Path) -> Result<()> {
         let params = self.policy.params();
-        let updates = serde_json::to_string(&self.optimizer.steps(params))
-            .expect("a map from strings to numbers is always JSON");
+        let updates = serde_json::json!(self.optimizer.steps(params)).to_string();
         let metadata = BTreeMap::from([
             ("step".to_owned(), self.step.to_string()),
             ("num_tokens".to_owned(), self.tokens.to_string()),

@@ -18,7 +18,7 @@ impl Pairs {
     /// # Errors
     /// [`Error::Invalid`] names a group that is not a pair; [`Error::Shape`] where there is not one
     /// value for each sample.
-    pub fn split(values: Tensor<1>, batch: &Batch) -> Result<Self> {
+    pub fn split(values: &Tensor<1>, batch: &Batch) -> Result<Self> {
         check_pairs(batch)?;
         let (sequences, dims) = (batch.sequences.len(), values.dims());
         if dims != [sequences] {
@@ -83,7 +83,7 @@ pub fn smoothed_sigmoid_loss(logits: Tensor<1>, label_smoothing: f64) -> Tensor<
 /// Robust DPO, `[pairs]`: `(−(1−ε) log σ(z) + ε log σ(−z)) / (1 − 2ε)`.
 ///
 /// Unbiased where a share ε < ½ of the labels is flipped: Chowdhury et al. 2024
-/// (arXiv:2403.00409), equation 9.
+/// (arXiv:2403.00409).
 pub fn robust_loss(logits: Tensor<1>, label_smoothing: f64) -> Tensor<1> {
     let flipped = log_sigmoid(logits.clone().neg()) * label_smoothing;
     (flipped - log_sigmoid(logits) * (1.0 - label_smoothing)) / (1.0 - 2.0 * label_smoothing)
@@ -119,6 +119,7 @@ pub(crate) fn add_mean(metrics: &mut Metrics, name: &str, values: &[f32]) {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these slopes are exact")]
 mod tests {
     use super::*;
     use aligner_core::{Device, Group, Sample};
@@ -172,7 +173,7 @@ mod tests {
         let group = Group::single("row 9", Sample::response(&[1], &[2]));
         let batch = Batch::collate([&group]).expect("a valid group");
         let values = Tensor::<1>::zeros([1], &Device::flex());
-        let message = Pairs::split(values, &batch).expect_err("one sample").to_string();
+        let message = Pairs::split(&values, &batch).expect_err("one sample").to_string();
         assert!(message.contains("row 9") && message.contains("has 1"), "{message}");
     }
 }

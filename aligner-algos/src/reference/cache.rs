@@ -123,7 +123,9 @@ impl Cache {
 fn record(key: &Key, values: &[f32]) -> Vec<u8> {
     let mut bytes = key.to_vec();
     bytes.extend((values.len() as u32).to_le_bytes());
-    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    for value in values {
+        bytes.extend(value.to_le_bytes());
+    }
     bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
     bytes
 }

@@ -1,4 +1,4 @@
-//! AdamW: one fused pass over each parameter, its gradient and its moments.
+//! `AdamW`: one fused pass over each parameter, its gradient and its moments.
 
 use std::collections::BTreeMap;
 

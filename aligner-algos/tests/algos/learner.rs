@@ -1,7 +1,6 @@
 //! The training step through its public face, on the smallest model.
 
-mod ranks;
-
+use crate::ranks;
 use aligner_algos::check::BigramPolicy;
 use aligner_algos::{Average, Dpo, DpoConfig, Learner, LearnerConfig, Reference, Sft, SftConfig};
 use aligner_core::ops::host::{to_vec, with_slice};
@@ -32,7 +31,7 @@ fn alone() -> Learner {
 }
 
 fn singles(count: u32) -> Vec<Group> {
-    let answer = |at: u32| (0..1 + at % 5).map(|i| 3 + (at * 7 + i) % 17).collect::<Vec<_>>();
+    let answer = |at: u32| (0..=at % 5).map(|i| 3 + (at * 7 + i) % 17).collect::<Vec<_>>();
     (0..count).map(|at| Group::single(format!("row {at}"), Sample::response(&[1, 2], &answer(at)))).collect()
 }
 
@@ -196,7 +195,9 @@ fn a_sample_without_targets_changes_nothing() {
 #[test]
 fn a_step_without_any_target_is_an_error() {
     let mut groups = singles(3);
-    groups.iter_mut().for_each(|group| group.samples[0].mask.fill(false));
+    for group in &mut groups {
+        group.samples[0].mask.fill(false);
+    }
     let message = alone().step(&Sft::default(), groups).unwrap_err().to_string();
     assert!(message.contains("nothing to learn from"), "{message}");
 }

@@ -1,11 +1,9 @@
-//! Losses and their gradients against PyTorch, transformers and TRL.
+//! Losses and their gradients against `PyTorch`, transformers and TRL.
 
-mod fixture;
-
+use crate::fixture::{assert_gradient, assert_value, cases, flat, leaf};
 use aligner_algos::{Dpo, DpoConfig, DpoLoss, RewardModel, RewardModelConfig, Sft};
 use aligner_core::{Algorithm, Batch, Device, Forward, Group, Sample, Tensor, ops};
 use burn::tensor::{Int, TensorData};
-use fixture::{assert_gradient, assert_value, cases, flat, leaf};
 use serde_json::Value;
 
 fn rows(value: &Value) -> &[Value] {

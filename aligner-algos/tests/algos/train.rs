@@ -1,15 +1,13 @@
-//! A whole model against PyTorch and transformers: gradients, and several steps of SFT and DPO.
+//! A whole model against `PyTorch` and transformers: gradients, and several steps of SFT and DPO.
 
-mod fixture;
-mod ranks;
-
+use crate::fixture::{self, flat};
+use crate::ranks;
 use aligner_algos::{Dpo, DpoConfig, Learner, LearnerConfig, Reference, Sft};
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
 use aligner_core::optim::{Norm, Schedule, global_norm};
 use aligner_core::weights::{Checkpoint, read_tensors};
 use aligner_core::{Algorithm, Batch, Device, Group, Needs, Policy, Sample};
-use fixture::flat;
 use serde_json::Value;
 
 fn model(name: &str) -> Box<dyn Policy> {

@@ -1,0 +1,10 @@
+//! The crate through its public face, against recorded values and against itself.
+#![expect(clippy::print_stdout, reason = "the errors that were seen are read from the tests' output")]
+
+mod fixture;
+mod learner;
+mod losses;
+mod model;
+mod ranks;
+mod reference;
+mod train;
