@@ -27,7 +27,7 @@ pub fn checksum(params: &ParamSet) -> String {
             whole.update(piece);
         }
     }
-    whole.finalize().iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"))
+    format!("{:x}", whole.finalize())
 }
 
 fn hash_piece(values: &[f32]) -> [u8; 32] {
