@@ -17,7 +17,7 @@ pub use sections::{DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSecti
 
 pub(crate) use check::not_a_model;
 pub(crate) use problem::{Problems, unknown};
-pub(crate) use read::read;
+pub(crate) use read::{Reading, Unsound, read};
 pub(crate) use tree::Node;
 
 use crate::Registry;
@@ -63,15 +63,16 @@ impl Run {
         let mut problems = Problems::new(path, &text);
         let mut root = parse(&text, &mut problems);
         overrides::apply(&mut root, overrides, &mut problems);
-        let config: Option<RunConfig> = read(&root, "", &mut problems);
+        let reading = read::<RunConfig>(&root, "", &mut problems);
         let built = registry.build(&root, &mut problems);
-        let checked = config.as_ref().map(|config| check::values(config, &root, &mut problems));
-        let source = Source { root, problems };
-        let (Some(config), Some(built), Some(())) = (config, built, checked) else {
-            source.problems.into_result()?;
+        if let Some(reading) = &reading {
+            check::values(reading, &root, &mut problems);
+        }
+        problems.clone().into_result()?;
+        let (Some(Reading { value: config, .. }), Some(built)) = (reading, built) else {
             anyhow::bail!("{}: nothing could be read", path.display());
         };
-        source.problems.clone().into_result()?;
+        let source = Source { root, problems };
         let resolved = resolve(&config, &built)?;
         Ok(Self { config, name: built.name, algorithm: built.algorithm, kind: built.kind, resolved, source })
     }

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use aligner_algos::{Learner, Reference, Sft, SftConfig};
 use aligner_core::model::CausalLm;
 use aligner_core::weights::Checkpoint;
 use aligner_core::{Algorithm, Device, Group, Needs};
-use aligner_parallel::Solo;
 use anyhow::ensure;
 
 use crate::arguments::RunFile;
@@ -33,7 +31,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
     let run = arguments.file.load(registry)?;
     let base = LoadedModel::of_run(&run)?;
-    let groups = Data::open(&run, &base.tokenizer)?.held_out_groups()?;
+    let groups = Data::open(&run, &base)?.held_out_groups()?;
     let advice = "no row is held out; set `data.train.holdout`, or give rows of their own as [data.eval]";
     ensure!(!groups.is_empty(), Usage(advice.into()));
     let path = arguments.model.clone().unwrap_or_else(|| subject(&run));
@@ -61,7 +59,7 @@ fn measure(
     if run.algorithm.needs().contains(Needs::REF_LOGPS) {
         reference(run, base, &device)?.fill(&mut groups)?;
     }
-    let learner = Learner::new(Box::new(policy), run.config.learner.clone(), 1, Arc::new(Solo))?;
+    let learner = Learner::new(Box::new(policy), run.config.learner.clone(), 1, wire::alone())?;
     let mut values = on(&learner, run.algorithm.as_ref(), &groups)?;
     let language_model = !run.algorithm.needs().contains(Needs::SCORES);
     if language_model && !values.contains_key("eval/perplexity") {

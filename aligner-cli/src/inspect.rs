@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
     let run = arguments.file.load(registry)?;
     let model = LoadedModel::of_run(&run)?;
-    let data = wire::Data::open(&run, &model.tokenizer)?;
+    let data = wire::Data::open(&run, &model)?;
     let rows = data.train_rows();
     ensure!(arguments.row < rows, Usage(format!("--row: the training data has {rows} rows, from 0")));
     let group = data.train_group(arguments.row)?;

@@ -3,13 +3,11 @@
 mod memory;
 mod shape;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aligner_algos::{Learner, Reference};
 use aligner_core::Needs;
 use aligner_data::Loader;
-use aligner_parallel::Solo;
 
 use crate::arguments::RunFile;
 use crate::progress::{clock, result};
@@ -32,7 +30,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
     let run = arguments.file.load(registry)?;
     let model = LoadedModel::of_run(&run)?;
-    let data = Data::open(&run, &model.tokenizer)?;
+    let data = Data::open(&run, &model)?;
     let steps = total_steps(&run, data.train_rows());
     let shape = Shape::of(&data, &run.config)?;
     let mut out = shape.describe(&run, &data, steps);
@@ -54,7 +52,7 @@ fn time(run: &Run, model: &LoadedModel, data: &Data, steps: u64) -> anyhow::Resu
     let wants_reference = run.algorithm.needs().contains(Needs::REF_LOGPS);
     let budget = run.config.learner.micro_batch_tokens;
     let mut reference = wants_reference.then(|| Reference::live(Box::new(policy.clone()), budget));
-    let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), steps, Arc::new(Solo))?;
+    let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), steps, wire::alone())?;
     let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
     let (mut of_reference, mut of_step) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..2 {

@@ -6,7 +6,7 @@ use aligner_data::Kind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::{Node, Problems, blame, read, unknown};
+use crate::config::{Node, Problems, Reading, Unsound, blame, read, unknown};
 
 /// An algorithm as its section of the run file describes it.
 pub(crate) struct Built {
@@ -74,12 +74,12 @@ impl Registry {
         A: Algorithm + 'static,
     {
         let build = move |root: &Node, path: &str, problems: &mut Problems| {
-            let config: C = read(root, path, problems)?;
-            let resolved = toml::Value::try_from(&config);
-            match (build(config), resolved) {
+            let Reading { value, unsound } = read::<C>(root, path, problems)?;
+            let resolved = toml::Value::try_from(&value);
+            match (build(value), resolved) {
                 (Ok(algorithm), Ok(resolved)) => Some((Box::new(algorithm) as Box<dyn Algorithm>, resolved)),
                 (Err(error), _) => {
-                    report(root, path, &error, problems);
+                    report(root, path, &error, &unsound, problems);
                     None
                 }
                 (_, Err(error)) => {
@@ -138,14 +138,14 @@ impl Registry {
 }
 
 /// A builder's own finding; the key of a [`Error::Setting`] may be full or relative to the section.
-fn report(root: &Node, path: &str, error: &Error, problems: &mut Problems) {
-    match error {
-        Error::Setting { key, message } if key.starts_with(path) => blame(root, key, message, problems),
-        Error::Setting { key, message } => {
-            let key = key.rsplit('.').next().unwrap_or(key);
-            blame(root, &format!("{path}.{key}"), message, problems);
-        }
-        error => blame(root, path, &error.to_string(), problems),
+fn report(root: &Node, path: &str, error: &Error, unsound: &Unsound, problems: &mut Problems) {
+    let Error::Setting { key, message } = error else {
+        blame(root, path, &error.to_string(), problems);
+        return;
+    };
+    let key = if key.starts_with(path) { key.clone() } else { format!("{path}.{key}") };
+    if !unsound.holds(&key) {
+        blame(root, &key, message, problems);
     }
 }
 

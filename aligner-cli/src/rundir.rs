@@ -187,7 +187,7 @@ fn same_run(file: &Path, resolved: &toml::Table) -> anyhow::Result<()> {
 
 fn strip(mut table: toml::Table) -> toml::Table {
     if let Some(run) = table.get_mut("run").and_then(toml::Value::as_table_mut) {
-        run.retain(|key, _| !FREE.contains(&key.as_str()));
+        run.retain(|key, _| !FREE.iter().any(|free| *free == key));
     }
     table
 }

@@ -3,10 +3,11 @@
 mod data;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
-use aligner_core::{Device, Error, Needs, ParamSet};
+use aligner_core::{Communicator, Device, Engine, Error, Needs, ParamSet};
 use aligner_data::Tokenizer;
 use anyhow::ensure;
 
@@ -63,6 +64,16 @@ impl LoadedModel {
         );
         stops
     }
+}
+
+/// The communicator of a run on one rank.
+pub(crate) fn alone() -> Arc<dyn Communicator> {
+    Arc::new(aligner_parallel::Solo)
+}
+
+/// An engine that answers with `model`.
+pub(crate) fn engine(model: CausalLm) -> impl Engine {
+    aligner_infer::CachedEngine::new(model)
 }
 
 /// The device that computes.

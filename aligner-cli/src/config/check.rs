@@ -5,16 +5,18 @@ use std::path::Path;
 use aligner_core::Error;
 use aligner_data::DatasetConfig;
 
-use super::{Node, Problems, RunConfig, blame};
+use super::{Node, Problems, Reading, RunConfig, blame};
 
 /// Records every value that cannot work; opens no model and touches no device.
-pub(super) fn values(config: &RunConfig, root: &Node, problems: &mut Problems) {
+pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut Problems) {
     let mut found = Vec::new();
+    let config = &reading.value;
     model(config, &mut found);
     data(config, &mut found);
     learner(config, &mut found);
     run(config, &mut found);
-    for (key, message) in found {
+    // What stands in for a bad value has faults that nobody wrote.
+    for (key, message) in found.into_iter().filter(|(key, _)| !reading.unsound.holds(key)) {
         blame(root, &key, &message, problems);
     }
 }

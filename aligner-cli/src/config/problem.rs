@@ -34,11 +34,6 @@ impl Problems {
         }
     }
 
-    /// Whether there is none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.found.is_empty()
-    }
-
     /// All of them as an error, where there is any.
     pub(crate) fn into_result(mut self) -> anyhow::Result<()> {
         if self.found.is_empty() {

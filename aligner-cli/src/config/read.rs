@@ -2,55 +2,79 @@
 //!
 //! serde stops at the first error. Two things make it go on. Unknown keys are noticed here, since
 //! a struct's own field names come with `deserialize_struct`, recorded, and skipped: so key lists
-//! never go stale. A value that is wrong is recorded, taken out of the tree, and the whole is read
-//! again, so that the next mistake shows.
+//! never go stale. A value that is wrong is recorded and taken out of the tree, one that is missing
+//! is recorded and stood in for, and the whole is read again, so that the next mistake shows.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use serde::Deserialize;
-use serde::de::value::StrDeserializer;
+use serde::de::value::{BorrowedStrDeserializer, MapAccessDeserializer};
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 
 use super::problem::{Problem, Problems, unknown};
 use super::tree::{Entry, Node, Origin, Value};
 
-/// Reads `T` from the table at `path` of the run file; `None` where anything was wrong.
-pub(crate) fn read<T: DeserializeOwned>(root: &Node, path: &str, problems: &mut Problems) -> Option<T> {
-    let mut tree = match path {
-        "" => root.clone(),
-        path => root.find(path)?.node.clone(),
-    };
-    let mut removed = BTreeSet::new();
+/// A table that could be read, if need be with stand-ins.
+pub(crate) struct Reading<T> {
+    pub(crate) value: T,
+    pub(crate) unsound: Unsound,
+}
+
+/// Paths of values that are not the file's: their faults have been recorded.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Unsound(BTreeSet<String>);
+
+impl Unsound {
+    /// Whether `path` is one of them, or inside one.
+    pub(crate) fn holds(&self, path: &str) -> bool {
+        let leads = |of: &String| {
+            path.strip_prefix(of.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.0.iter().any(leads)
+    }
+}
+
+/// Reads `T` from the table at `path` of the run file; `None` where that is hopeless.
+pub(crate) fn read<T: DeserializeOwned>(
+    root: &Node,
+    path: &str,
+    problems: &mut Problems,
+) -> Option<Reading<T>> {
+    let mut tree = root.clone();
+    let mut unsound = Unsound::default();
     loop {
+        let node = if path.is_empty() { &tree } else { &tree.find(path)?.node };
         let unknown_keys = RefCell::new(Vec::new());
-        let reader = Reader { node: &tree, path: path.to_string(), unknown: Some(&unknown_keys) };
+        let reader = Reader { node, path: path.to_string(), unknown: &unknown_keys };
         let result = T::deserialize(reader);
         for Problem { origin, message } in unknown_keys.into_inner() {
             problems.push(origin, message);
         }
         let failure = match result {
-            Ok(value) => return removed.is_empty().then_some(value),
+            Ok(value) => return Some(Reading { value, unsound }),
             Err(failure) => failure,
         };
-        let at = failure.path.unwrap_or_else(|| path.to_string());
-        let absent = failure.missing.map(|field| join(&at, field));
-        // A key that is missing because it was taken out has been reported already.
-        if !absent.is_some_and(|absent| removed.contains(&absent)) {
-            let key =
-                if at.is_empty() || failure.missing.is_some() { String::new() } else { format!("`{at}`: ") };
-            problems.push(failure.origin, format!("{key}{}", failure.message));
+        let place = failure.path.unwrap_or_else(|| path.to_string());
+        let at = failure.missing.map_or_else(|| place.clone(), |field| join(&place, field));
+        let known = unsound.holds(&at);
+        if !known {
+            let shown = if failure.missing.is_some() { String::new() } else { format!("`{at}`: ") };
+            problems.push(failure.origin, format!("{shown}{}", failure.message));
         }
-        let relative = if path.is_empty() {
-            Some(at.as_str())
-        } else {
-            at.strip_prefix(path).and_then(|rest| rest.strip_prefix('.'))
+        let goes_on = match failure.missing {
+            Some(_) => {
+                let stand_in = Node { origin: Origin::File(0..0), value: Value::Absent };
+                tree.set(&at.split('.').collect::<Vec<_>>(), stand_in).is_ok()
+            }
+            // What stands in for a value has no faults that anybody could mend.
+            None => !known && at != path && tree.remove(&at),
         };
-        match relative {
-            Some(relative) if tree.remove(relative) => removed.insert(at),
-            _ => return None,
-        };
+        if !goes_on {
+            return None;
+        }
+        unsound.0.insert(at);
     }
 }
 
@@ -102,11 +126,11 @@ impl de::Error for Failure {
     }
 
     fn invalid_type(got: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(format!("expected {expected}, got {got}"))
+        Self::new(format!("expected {}, got {got}", in_words(&expected.to_string())))
     }
 
     fn invalid_value(got: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(format!("expected {expected}, got {got}"))
+        Self::new(format!("expected {}, got {got}", in_words(&expected.to_string())))
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
@@ -118,14 +142,24 @@ impl de::Error for Failure {
     }
 }
 
-/// A deserializer over one node.
-pub(crate) struct Reader<'t> {
-    node: &'t Node,
-    path: String,
-    unknown: Option<&'t RefCell<Vec<Problem>>>,
+/// Rust's names of numbers, for people who write TOML.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        other => other,
+    }
 }
 
-impl<'t> Reader<'t> {
+/// A deserializer over one node.
+struct Reader<'t, 'p> {
+    node: &'t Node,
+    path: String,
+    unknown: &'p RefCell<Vec<Problem>>,
+}
+
+impl<'t> Reader<'t, '_> {
     fn child(&self, key: &str, node: &'t Node) -> Self {
         Self { node, path: join(&self.path, key), unknown: self.unknown }
     }
@@ -137,10 +171,8 @@ impl<'t> Reader<'t> {
     fn report(&self, entry: &Entry, fields: &[&str]) {
         let place = if self.path.is_empty() { String::new() } else { format!(" in [{}]", self.path) };
         let noun = if self.path.is_empty() { "section" } else { "key" };
-        if let Some(unknown_keys) = self.unknown {
-            let message = unknown(noun, &entry.key, &place, fields);
-            unknown_keys.borrow_mut().push(Problem { origin: Some(entry.origin.clone()), message });
-        }
+        let message = unknown(noun, &entry.key, &place, fields);
+        self.unknown.borrow_mut().push(Problem { origin: Some(entry.origin.clone()), message });
     }
 
     fn map<'f, V: Visitor<'t>>(self, fields: Option<&'f [&'f str]>, visitor: V) -> Result<V::Value, Failure> {
@@ -156,26 +188,38 @@ impl<'t> Reader<'t> {
     }
 }
 
-impl<'t> de::Deserializer<'t> for Reader<'t> {
+/// Values for what is missing; of other types, a stand-in is a mistake that nobody is told of.
+macro_rules! stands_in {
+    ($($method:ident => $visit:ident($value:expr),)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+            match self.node.value {
+                Value::Absent => visitor.$visit($value),
+                _ => self.deserialize_any(visitor),
+            }
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for Reader<'de, '_> {
     type Error = Failure;
 
-    fn deserialize_any<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
         let result = match &self.node.value {
             Value::Boolean(flag) => visitor.visit_bool(*flag),
             Value::Integer(number) => visitor.visit_i64(*number),
             Value::Float(number) => visitor.visit_f64(*number),
             Value::String(text) => visitor.visit_borrowed_str(text),
             Value::Array(items) => visitor.visit_seq(Items { reader: &self, rest: items.iter().enumerate() }),
-            Value::Table(_) => return self.map(None, visitor),
+            Value::Table(_) | Value::Absent => return self.map(None, visitor),
         };
         self.placed(result)
     }
 
-    fn deserialize_option<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'t>>(
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
         visitor: V,
@@ -183,14 +227,14 @@ impl<'t> de::Deserializer<'t> for Reader<'t> {
         visitor.visit_newtype_struct(self)
     }
 
-    fn deserialize_struct<V: Visitor<'t>>(
+    fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
         match &self.node.value {
-            Value::Table(_) => self.map(Some(fields), visitor),
+            Value::Table(_) | Value::Absent => self.map(Some(fields), visitor),
             other => {
                 let failure = Failure::new(format!("expected a table, got {}", other.kind()));
                 self.placed(Err(failure))
@@ -198,19 +242,17 @@ impl<'t> de::Deserializer<'t> for Reader<'t> {
         }
     }
 
-    fn deserialize_enum<V: Visitor<'t>>(
+    fn deserialize_enum<V: Visitor<'de>>(
         self,
         _: &'static str,
-        _: &'static [&'static str],
+        variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
         let result = match &self.node.value {
-            Value::String(text) => {
-                let name: StrDeserializer<'t, Failure> = text.as_str().into_deserializer();
-                visitor.visit_enum(name)
-            }
+            Value::String(text) => visitor.visit_enum(variant(text)),
+            Value::Absent => visitor.visit_enum(variant(variants.first().copied().unwrap_or_default())),
             Value::Table(entries) if entries.len() == 1 => {
-                visitor.visit_enum(de::value::MapAccessDeserializer::new(Entries {
+                visitor.visit_enum(MapAccessDeserializer::new(Entries {
                     reader: &self,
                     rest: entries.iter().collect::<Vec<_>>().into_iter(),
                     value: None,
@@ -221,18 +263,33 @@ impl<'t> de::Deserializer<'t> for Reader<'t> {
         self.placed(result)
     }
 
-    fn deserialize_ignored_any<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
         visitor.visit_unit()
     }
 
+    stands_in! {
+        deserialize_bool => visit_bool(false),
+        deserialize_i64 => visit_i64(0),
+        deserialize_u32 => visit_u64(0),
+        deserialize_u64 => visit_u64(0),
+        deserialize_f32 => visit_f64(0.0),
+        deserialize_f64 => visit_f64(0.0),
+        deserialize_str => visit_borrowed_str(""),
+        deserialize_string => visit_borrowed_str(""),
+    }
+
     serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map identifier
+        i8 i16 i32 i128 u8 u16 u128 char bytes byte_buf unit unit_struct seq tuple tuple_struct map
+        identifier
     }
 }
 
+fn variant<'de>(name: &'de str) -> de::value::StrDeserializer<'de, Failure> {
+    name.into_deserializer()
+}
+
 struct Entries<'r, 't> {
-    reader: &'r Reader<'t>,
+    reader: &'r Reader<'t, 'r>,
     rest: std::vec::IntoIter<&'t Entry>,
     value: Option<&'t Entry>,
 }
@@ -243,8 +300,7 @@ impl<'t> de::MapAccess<'t> for Entries<'_, 't> {
     fn next_key_seed<K: DeserializeSeed<'t>>(&mut self, seed: K) -> Result<Option<K::Value>, Failure> {
         self.value = self.rest.next();
         let Some(entry) = self.value else { return Ok(None) };
-        let key: de::value::BorrowedStrDeserializer<'t, Failure> =
-            de::value::BorrowedStrDeserializer::new(&entry.key);
+        let key: BorrowedStrDeserializer<'t, Failure> = BorrowedStrDeserializer::new(&entry.key);
         let placed = |failure: Failure| failure.at(&join(&self.reader.path, &entry.key), &entry.origin);
         seed.deserialize(key).map(Some).map_err(placed)
     }
@@ -260,7 +316,7 @@ impl<'t> de::MapAccess<'t> for Entries<'_, 't> {
 }
 
 struct Items<'r, 't> {
-    reader: &'r Reader<'t>,
+    reader: &'r Reader<'t, 'r>,
     rest: std::iter::Enumerate<std::slice::Iter<'t, Node>>,
 }
 
@@ -275,13 +331,12 @@ impl<'t> de::SeqAccess<'t> for Items<'_, 't> {
     }
 }
 
-/// A section that is read elsewhere: only its names are kept.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Names(pub(crate) Vec<String>);
+/// A section that must be there and is read elsewhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ReadElsewhere;
 
-impl<'de> Deserialize<'de> for Names {
+impl<'de> Deserialize<'de> for ReadElsewhere {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let map = std::collections::BTreeMap::<String, de::IgnoredAny>::deserialize(deserializer)?;
-        Ok(Self(map.into_keys().collect()))
+        BTreeMap::<String, de::IgnoredAny>::deserialize(deserializer).map(|_| Self)
     }
 }

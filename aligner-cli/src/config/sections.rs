@@ -7,7 +7,7 @@ use aligner_core::weights::SaveDtype;
 use aligner_data::DatasetConfig;
 use serde::{Deserialize, Serialize};
 
-use super::read::Names;
+use super::read::ReadElsewhere;
 
 /// A whole run file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -19,7 +19,8 @@ pub struct RunConfig {
     pub data: DataConfig,
     /// `[algorithm.NAME]`: read by the registry's entry of that name.
     #[serde(skip_serializing)]
-    pub(crate) algorithm: Names,
+    #[expect(dead_code, reason = "the registry reads the section itself")]
+    algorithm: ReadElsewhere,
     /// The frozen model that DPO and its kin measure against.
     #[serde(default)]
     pub reference: ReferenceConfig,

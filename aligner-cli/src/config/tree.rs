@@ -31,6 +31,8 @@ pub(crate) enum Value {
     String(String),
     Array(Vec<Node>),
     Table(Vec<Entry>),
+    /// Stands in for a required value that is missing, so that reading can go on.
+    Absent,
 }
 
 /// One key of a table.
@@ -51,6 +53,7 @@ impl Value {
             Self::String(_) => "a string",
             Self::Array(_) => "an array",
             Self::Table(_) => "a table",
+            Self::Absent => "nothing",
         }
     }
 }
@@ -137,6 +140,9 @@ impl Node {
             return Ok(());
         };
         let origin = value.origin.clone();
+        if matches!(self.value, Value::Absent) {
+            self.value = Value::Table(Vec::new());
+        }
         let Value::Table(entries) = &mut self.value else {
             return Err(format!("`{key}` cannot be set inside {}", self.value.kind()));
         };

@@ -98,32 +98,46 @@ impl Hub {
 
     /// Downloads a file unless it is in the cache; the path is that of the cached file.
     pub(super) fn download(&self, file: &RemoteFile) -> anyhow::Result<PathBuf> {
-        let show = std::io::stderr().is_terminal();
-        let result = if show {
-            self.get(&file.name, || self.remote.download_with_progress(&file.name, DownloadBar::new()))
-        } else {
-            self.get(&file.name, || self.remote.download_with_progress(&file.name, ()))
+        let path = match self.cache.repo(self.repo.clone()).get(&file.name) {
+            Some(path) => path,
+            None => self.get(file, true)?,
         };
-        let path = result.map_err(|error| match error {
-            ApiError::RequestError(error) => {
-                let text = error.to_string();
-                self.explain((*error).into_response().map(|response| response.status()), &text)
-            }
-            other => anyhow::Error::new(other).context(format!("{}: {}", self.shown(), file.name)),
-        })?;
         self.verify(&path, file)?;
         Ok(path)
     }
 
-    fn get(
-        &self,
-        name: &str,
-        download: impl FnOnce() -> Result<PathBuf, ApiError>,
-    ) -> Result<PathBuf, ApiError> {
-        match self.cache.repo(self.repo.clone()).get(name) {
-            Some(path) => Ok(path),
-            None => download(),
+    fn get(&self, file: &RemoteFile, may_restart: bool) -> anyhow::Result<PathBuf> {
+        let result = if std::io::stderr().is_terminal() {
+            self.remote.download_with_progress(&file.name, DownloadBar::new())
+        } else {
+            self.remote.download_with_progress(&file.name, ())
+        };
+        let error = match result {
+            Ok(path) => return Ok(path),
+            Err(error) => error,
+        };
+        let ApiError::RequestError(error) = error else {
+            return Err(anyhow::Error::new(error).context(format!("{}: {}", self.shown(), file.name)));
+        };
+        let text = error.to_string();
+        let status = (*error).into_response().map(|response| response.status());
+        if status == Some(416) && may_restart {
+            // An earlier call was stopped after the last byte, and there is nothing to go on with.
+            self.remove_parts()?;
+            return self.get(file, false);
         }
+        Err(self.explain(status, &text))
+    }
+
+    /// Removes what is left of broken downloads.
+    fn remove_parts(&self) -> anyhow::Result<()> {
+        let blobs = self.cache.path().join(self.repo.folder_name()).join("blobs");
+        for entry in std::fs::read_dir(&blobs).with_context(|| blobs.display().to_string())?.flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "part") {
+                std::fs::remove_file(entry.path()).with_context(|| entry.path().display().to_string())?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks the size and, where the hub tells it, the checksum; a bad file is removed.
@@ -155,10 +169,6 @@ impl Hub {
             Some(404) => anyhow::anyhow!("{shown}: no such repository or revision (404)"),
             Some(code @ (401 | 403)) => anyhow::anyhow!(
                 "{shown}: access refused ({code}); the repository does not exist, or it is private or gated: set HF_TOKEN"
-            ),
-            Some(416) => anyhow::anyhow!(
-                "{shown}: the server cannot go on with a broken download (416); remove the `.part` files in {}",
-                self.cache.path().join(self.repo.folder_name()).join("blobs").display()
             ),
             Some(code) => anyhow::anyhow!("{shown}: the server answered {code}"),
             None => anyhow::anyhow!("{shown}: {text}"),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use aligner_algos::{Dpo, Learner, PreflightInput, Reference, preflight};
@@ -10,7 +9,6 @@ use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
 use aligner_core::{Device, Engine as _, Group, Needs, Prompt, Sampling};
 use aligner_data::{Loader, LoaderState};
-use aligner_parallel::Solo;
 
 use super::{Ending, Outcome, summary};
 use crate::interrupt::Interrupt;
@@ -44,7 +42,7 @@ impl Session {
     /// run's directory, then the model's weights.
     pub(super) fn open(run: Run, existing: Existing) -> anyhow::Result<Self> {
         let model = LoadedModel::of_run(&run)?;
-        let data = Data::open(&run, &model.tokenizer)?;
+        let data = Data::open(&run, &model)?;
         let total = total_steps(&run, data.train_rows());
         let dir = RunDir::open(&run.config.run.dir, &run.resolved, existing)?;
         rundir::remove_partial(&dir.path().join("checkpoints"))?;
@@ -57,7 +55,7 @@ impl Session {
         let policy = policy(&run, &model, from.as_ref(), &device)?;
         let model_config = policy.config().clone();
         let mut reference = reference(&run, &model, &policy, from.is_some(), &dir, &device)?;
-        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, Arc::new(Solo))?;
+        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, wire::alone())?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
             learner.load_state(&rundir::Checkpoints::learner(from))?;
@@ -171,7 +169,8 @@ impl Session {
             stop_tokens: self.model.stop_tokens(),
             seed: 0,
         };
-        let mut engine = wire::engine(self.learner.policy())?;
+        let params = self.learner.policy().params().clone();
+        let mut engine = wire::engine(CausalLm::new(self.model_config.clone(), params, &wire::device())?);
         let samples = engine.generate(&self.prompts, &sampling)?;
         let tokenizer = &self.model.tokenizer;
         let answer = |(prompt, sample): (&Prompt, &aligner_core::Sample)| {

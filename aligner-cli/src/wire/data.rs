@@ -1,8 +1,9 @@
 //! The rows of a run: those to train on and those held out.
 
 use aligner_core::{Error, Group, Prompt};
-use aligner_data::{Dataset, DatasetConfig, Kind, Tokenizer};
+use aligner_data::{Dataset, DatasetConfig, Kind};
 
+use super::LoadedModel;
 use crate::Run;
 
 /// The opened data of a run.
@@ -15,12 +16,12 @@ pub(crate) struct Data {
 
 impl Data {
     /// Opens the files and checks every row against its schema.
-    pub(crate) fn open(run: &Run, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
+    pub(crate) fn open(run: &Run, model: &LoadedModel) -> anyhow::Result<Self> {
         let data = &run.config.data;
-        let train = open(run, "data.train", &data.train, tokenizer)?;
+        let train = open(run, "data.train", &data.train, model)?;
         let (train, mut held_out) = train.split().map_err(|error| run.blame(within("data.train", error)))?;
         if let Some(eval) = &data.eval {
-            held_out = open(run, "data.eval", eval, tokenizer)?;
+            held_out = open(run, "data.eval", eval, model)?;
         }
         Ok(Self { train, held_out })
     }
@@ -58,8 +59,18 @@ impl Data {
     }
 }
 
-fn open(run: &Run, section: &str, config: &DatasetConfig, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
-    let rows = Dataset::open(config, tokenizer).map_err(|error| run.blame(within(section, error)))?;
+fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -> anyhow::Result<Dataset> {
+    // The model refuses longer rows in the middle of a run; `overlong` decides about them here.
+    let context = model.checkpoint.config().max_positions;
+    let max_length = config.max_length.min(context);
+    if max_length < config.max_length {
+        tracing::info!(
+            "{section}.max_length = {} is cut to the model's context of {context} tokens",
+            config.max_length
+        );
+    }
+    let config = &DatasetConfig { max_length, ..config.clone() };
+    let rows = Dataset::open(config, &model.tokenizer).map_err(|error| run.blame(within(section, error)))?;
     match run.kind {
         Some(wanted) if wanted != rows.kind() => {
             let message = format!(

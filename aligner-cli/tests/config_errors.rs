@@ -1,0 +1,85 @@
+//! Every mistake of a run file at once, each with its place and the nearest valid key.
+
+mod scene;
+
+use scene::Scene;
+
+const MANY: &str = r#"[model]
+path = "model"
+tokeniser = "model"
+
+[data.train]
+path = "pairs.jsonl"
+max_lenght = 512
+overlong = "trunctate"
+
+[algorithm.dpo]
+bta = 0.1
+label_smoothing = "none"
+
+[learner]
+learning_rte = 1e-5
+micro_batch_tokens = -5
+
+[runn]
+dir = "x"
+
+[run]
+dir = "run"
+steps = 10
+epochs = 1
+"#;
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let scene = Scene::new();
+    scene.write("run.toml", MANY);
+    let call =
+        scene.aligner(&["train", "run.toml", "--set", "algorithm.dpo.betta=0.2", "--set", "run.steps=many"]);
+    assert_eq!(call.code, Some(2));
+    insta::assert_snapshot!(call.stderr, @"");
+    assert!(!scene.path("run").exists(), "nothing was made");
+}
+
+#[test]
+fn a_syntax_error_has_its_place_and_hides_nothing_else() {
+    let scene = Scene::new();
+    scene.write("run.toml", "[model]\npath = \n[data.train]\npaht = \"pairs.jsonl\"\n[run]\ndir = \"run\"\n");
+    let call = scene.aligner(&["plan", "run.toml"]);
+    call.fails(
+        2,
+        &["run.toml:2:", "run.toml:4:1", "unknown key `paht` in [data.train]; did you mean `path`?"],
+    );
+    call.fails(2, &["missing key `path` in [data.train]", "missing key `algorithm`"]);
+}
+
+#[test]
+fn an_unknown_algorithm_is_named_with_the_nearest() {
+    let scene = Scene::new();
+    scene.run_file("pairs.jsonl", "dppo", "");
+    let call = scene.aligner(&["train", "run.toml"]);
+    call.fails(2, &["run.toml:8:", "unknown algorithm `dppo` in [algorithm]; did you mean `dpo`?"]);
+}
+
+#[test]
+fn values_that_cannot_work_are_found_before_anything_is_loaded() {
+    let scene = Scene::new();
+    scene.dpo();
+    let overrides =
+        ["algorithm.dpo.beta=-1", "learner.max_grad_norm=-2", "run.batch_size=0", "data.train.max_length=1"];
+    let arguments: Vec<&str> =
+        ["train", "run.toml"].into_iter().chain(overrides.iter().flat_map(|o| ["--set", *o])).collect();
+    let call = scene.aligner(&arguments);
+    call.fails(2, &["4 problems"]);
+    for text in overrides {
+        call.fails(2, &[&format!("--set {text}: ")]);
+    }
+}
+
+#[test]
+fn a_run_file_that_is_not_text_or_not_there_is_named() {
+    let scene = Scene::new();
+    scene.write("run.toml", b"[model]\npath = \"\xff\"\n");
+    scene.aligner(&["train", "run.toml"]).fails(2, &["run.toml:2: not UTF-8"]);
+    scene.aligner(&["train", "absent.toml"]).fails(2, &["absent.toml: No such file"]);
+}

@@ -1,0 +1,138 @@
+//! A run that is killed and resumed ends with the weights of an undisturbed run, bit for bit.
+
+mod scene;
+
+use std::fs;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use scene::Scene;
+
+const SETTINGS: [&str; 8] = [
+    "--set",
+    "run.steps=30",
+    "--set",
+    "run.save_every=4",
+    "--set",
+    "run.eval_every=10",
+    "--set",
+    "run.keep_last=1",
+];
+
+fn train<'a>(dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["train", "run.toml", "--set", dir][..], &SETTINGS, more].concat()
+}
+
+/// Waits until `ready` or the end of the program.
+fn wait(child: &mut Child, mut ready: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !ready() && child.try_wait().expect("a child").is_none() {
+        assert!(started.elapsed() < Duration::from_secs(120), "the run does not get there");
+        std::thread::yield_now();
+    }
+}
+
+/// The highest step in a log of metrics.
+fn steps(log: &Path) -> usize {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    text.lines().filter(|line| line.contains("\"grad_norm\"")).count()
+}
+
+fn partial(checkpoints: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(checkpoints) else { return false };
+    entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with(".partial"))
+}
+
+#[track_caller]
+fn assert_same_weights(scene: &Scene, run: &str) {
+    for file in ["model/model.safetensors", "checkpoints/step-000030/trainer/optimizer.safetensors"] {
+        assert!(
+            scene.bytes(&format!("whole/{file}")) == scene.bytes(&format!("{run}/{file}")),
+            "{run}: {file} differs"
+        );
+    }
+    let losses = |run: &str| {
+        let text = scene.read(&format!("{run}/metrics.jsonl"));
+        let values: Vec<(u64, Option<f64>, Option<f64>)> = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+            .map(|line| {
+                (line["step"].as_u64().expect("a step"), line["loss"].as_f64(), line["eval/loss"].as_f64())
+            })
+            .collect();
+        values
+    };
+    assert_eq!(losses("whole"), losses(run), "the log goes on without a gap or a repeat");
+}
+
+#[test]
+fn kills_at_several_points_change_nothing() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    // Before the first checkpoint, between checkpoints, and right after the last step but one.
+    let mut child = scene.start(&train("run.dir=killed", &[]));
+    for kill_after in [2, 6, 13, 22, 29] {
+        let log = scene.path("killed/metrics.jsonl");
+        wait(&mut child, || steps(&log) >= kill_after);
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        child = scene.start(&train("run.dir=killed", &["--resume"]));
+    }
+    assert!(child.wait().expect("a child").success());
+    assert_same_weights(&scene, "killed");
+}
+
+#[test]
+fn a_kill_while_a_checkpoint_is_written_changes_nothing() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    let checkpoints = scene.path("torn/checkpoints");
+    let mut child = scene.start(&train("run.dir=torn", &[]));
+    wait(&mut child, || partial(&checkpoints));
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+    scene.aligner(&train("run.dir=torn", &["--resume"])).succeeds();
+    assert_same_weights(&scene, "torn");
+    assert!(!partial(&checkpoints), "the torn checkpoint is gone");
+}
+
+#[test]
+fn a_partial_checkpoint_and_a_torn_log_are_ignored() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    let mut child = scene.start(&train("run.dir=planted", &[]));
+    let first = scene.path("planted/checkpoints/step-000004");
+    wait(&mut child, || first.exists());
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+    let newest = scene.path("planted/checkpoints/.step-000029.partial");
+    fs::create_dir(&newest).unwrap();
+    fs::write(newest.join("model.safetensors"), b"half of it").unwrap();
+    let log = scene.path("planted/metrics.jsonl");
+    let mut text = fs::read_to_string(&log).unwrap();
+    text.push_str("{\"step\":29,\"lo");
+    fs::write(&log, text).unwrap();
+    scene.aligner(&train("run.dir=planted", &["--resume"])).succeeds();
+    assert_same_weights(&scene, "planted");
+}
+
+#[test]
+fn an_interrupt_saves_and_says_how_to_go_on() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    let mut child = scene.start(&train("run.dir=stopped", &["--set", "run.save_every=0"]));
+    let log = scene.path("stopped/metrics.jsonl");
+    wait(&mut child, || steps(&log) >= 5);
+    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill").success());
+    assert_eq!(child.wait().expect("a child").code(), Some(130));
+    let saved: Vec<_> = fs::read_dir(scene.path("stopped/checkpoints")).unwrap().flatten().collect();
+    assert_eq!(saved.len(), 1);
+    scene.aligner(&train("run.dir=stopped", &["--set", "run.save_every=0", "--resume"])).succeeds();
+    assert_same_weights(&scene, "stopped");
+}

@@ -1,0 +1,118 @@
+//! Whole runs: what they write, what they print, and what they refuse.
+
+mod scene;
+
+use std::fs;
+
+use scene::Scene;
+
+#[test]
+fn a_dpo_run_leaves_everything_that_it_promises() {
+    let scene = Scene::new();
+    scene.dpo();
+    let call =
+        scene.aligner(&["train", "run.toml", "--set", "run.eval_every=4", "--set", "run.save_every=4"]);
+    let out = call.succeeds();
+    for part in ["prompt  ", "before  ", "after   ", "rewards/accuracies", "±", "run/report.html"] {
+        assert!(out.contains(part), "no `{part}` in:\n{out}");
+    }
+    for line in ["preflight in", "step 0  held out (8 groups)", "step 12/12", "tokens/s"] {
+        assert!(call.stderr.contains(line), "no `{line}` in:\n{}", call.stderr);
+    }
+    let records: Vec<serde_json::Value> =
+        scene.read("run/metrics.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let evaluations: Vec<u64> = records
+        .iter()
+        .filter(|r| r.get("eval/loss").is_some())
+        .map(|r| r["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(evaluations, [0, 4, 8, 12]);
+    assert_eq!(records[0]["eval/rewards/accuracies"], 0.5, "policy and reference are equal at the start");
+    assert!((records[0]["eval/loss"].as_f64().unwrap() - std::f64::consts::LN_2).abs() < 1e-5);
+    assert!(records.last().unwrap()["eval/loss"].as_f64().unwrap() < 0.6, "it learns");
+    for name in ["loss", "grad_norm", "learning_rate", "num_tokens", "epoch", "step_time", "rewards/margins"]
+    {
+        assert!(records[1].get(name).is_some(), "{name}");
+    }
+    for step in ["step-000008", "step-000012"] {
+        for file in [
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "trainer/state.json",
+            "trainer/optimizer.safetensors",
+        ] {
+            assert!(scene.path("run/checkpoints").join(step).join(file).is_file(), "{step}/{file}");
+        }
+    }
+    assert_eq!(scene.read("run/samples.jsonl").lines().count(), 4, "two prompts, before and after");
+    let resolved: toml::Table = scene.read("run/resolved.toml").parse().unwrap();
+    assert_eq!(resolved["algorithm"]["dpo"]["beta"].as_float(), Some(0.5));
+    assert_eq!(resolved["run"]["seed"].as_integer(), Some(1234), "defaults are written out");
+    let report = scene.read("run/report.html");
+    assert!(report.contains("<svg") && report.contains("rewards/accuracies") && !report.contains("http"));
+    assert!(
+        fs::read_dir(scene.path("run"))
+            .unwrap()
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().contains("tfevents"))
+    );
+}
+
+#[test]
+fn sft_and_the_reward_model_learn() {
+    let scene = Scene::new();
+    scene.sft();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    scene.run_file("pairs.jsonl", "reward_model", "");
+    scene.aligner(&["train", "run.toml", "--set", "run.dir=scores"]).succeeds();
+    for (run, name) in [("run", "eval/nll"), ("scores", "eval/loss")] {
+        let text = scene.read(&format!("{run}/metrics.jsonl"));
+        let values: Vec<f64> = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64())
+            .collect();
+        assert!(values.len() == 2 && values[1] < 0.9 * values[0], "{run}: {values:?}");
+    }
+    let config: serde_json::Value = serde_json::from_str(&scene.read("scores/model/config.json")).unwrap();
+    assert_eq!(config["architectures"][0], "LlamaForSequenceClassification");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_and_another_gives_others() {
+    let scene = Scene::new();
+    scene.sft();
+    for (dir, seed) in [("one", "7"), ("two", "7"), ("three", "8")] {
+        let (dir, seed) = (format!("run.dir={dir}"), format!("run.seed={seed}"));
+        scene.aligner(&["train", "run.toml", "--set", &dir, "--set", &seed]).succeeds();
+    }
+    let weights = ["one", "two", "three"].map(|dir| scene.bytes(&format!("{dir}/model/model.safetensors")));
+    assert!(weights[0] == weights[1] && weights[0] != weights[2]);
+}
+
+#[test]
+fn a_directory_with_a_run_is_not_overwritten_unless_told() {
+    let scene = Scene::new();
+    scene.sft();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    let weights = scene.bytes("run/model/model.safetensors");
+    scene
+        .aligner(&["train", "run.toml"])
+        .fails(2, &["already holds a finished run", "--resume", "--overwrite"]);
+    let other = ["train", "run.toml", "--resume", "--set", "run.steps=3"];
+    scene.aligner(&other).fails(2, &["other settings", "run.steps was 12, is now 3"]);
+    assert!(scene.bytes("run/model/model.safetensors") == weights);
+    let text = scene.aligner(&["train", "run.toml", "--resume"]);
+    assert!(text.succeeds().contains("run/report.html"), "a finished run says its results again");
+    scene.aligner(&["train", "run.toml", "--overwrite", "--set", "run.steps=3"]).succeeds();
+    assert!(scene.bytes("run/model/model.safetensors") != weights);
+}
+
+#[test]
+fn a_checkpoint_is_a_model_to_start_from() {
+    let scene = Scene::new();
+    scene.sft();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    let from = ["--set", "model.path=run/checkpoints/step-000012", "--set", "run.dir=more"];
+    scene.aligner(&[&["train", "run.toml"][..], &from].concat()).succeeds();
+}
