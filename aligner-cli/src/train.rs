@@ -1,5 +1,6 @@
 //! `aligner train`: a run from its file to its report.
 
+mod answers;
 mod session;
 mod steps;
 mod summary;

@@ -6,6 +6,14 @@ use std::fs;
 
 use scene::Scene;
 
+/// Names of all metrics that a run has logged.
+fn logged(scene: &Scene, run: &str) -> std::collections::BTreeSet<String> {
+    let text = scene.read(&format!("{run}/metrics.jsonl"));
+    let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let names = records.flat_map(|record| record.as_object().unwrap().keys().cloned().collect::<Vec<_>>());
+    names.filter(|name| name != "step").collect()
+}
+
 #[test]
 fn a_dpo_run_leaves_everything_that_it_promises() {
     let scene = Scene::new();
@@ -45,6 +53,10 @@ fn a_dpo_run_leaves_everything_that_it_promises() {
             assert!(scene.path("run/checkpoints").join(step).join(file).is_file(), "{step}/{file}");
         }
     }
+    for name in logged(&scene, "run") {
+        let described = name.trim_end_matches("_stderr");
+        assert!(aligner_core::metrics::describe(described).is_some(), "{described} is not in the dictionary");
+    }
     assert_eq!(scene.read("run/samples.jsonl").lines().count(), 4, "two prompts, before and after");
     let resolved: toml::Table = scene.read("run/resolved.toml").parse().unwrap();
     assert_eq!(resolved["algorithm"]["dpo"]["beta"].as_float(), Some(0.5));
@@ -73,6 +85,10 @@ fn sft_and_the_reward_model_learn() {
             .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64())
             .collect();
         assert!(values.len() == 2 && values[1] < 0.9 * values[0], "{run}: {values:?}");
+    }
+    for name in ["run", "scores"].iter().flat_map(|run| logged(&scene, run)) {
+        let described = name.trim_end_matches("_stderr");
+        assert!(aligner_core::metrics::describe(described).is_some(), "{described} is not in the dictionary");
     }
     let config: serde_json::Value = serde_json::from_str(&scene.read("scores/model/config.json")).unwrap();
     assert_eq!(config["architectures"][0], "LlamaForSequenceClassification");

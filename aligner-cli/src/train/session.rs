@@ -7,13 +7,13 @@ use std::time::Instant;
 use aligner_algos::{Dpo, Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
-use aligner_core::{Device, Engine as _, Group, Needs, Prompt, Sampling};
+use aligner_core::{Device, Group, Needs, Prompt};
 use aligner_data::{Loader, LoaderState};
 
 use super::{Ending, Outcome, summary};
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::rundir::{self, Answer, EventWriter, Existing, MetricsLog, Record, RunDir, TrainState};
+use crate::rundir::{self, EventWriter, Existing, MetricsLog, Record, RunDir, TrainState};
 use crate::wire::{self, Data, LoadedModel};
 use crate::{Report, Run, evaluate};
 
@@ -23,12 +23,12 @@ pub(super) struct Session {
     pub(super) dir: RunDir,
     pub(super) model: LoadedModel,
     /// The configuration of the model that is trained: with its head.
-    model_config: ModelConfig,
+    pub(super) model_config: ModelConfig,
     pub(super) learner: Learner,
     pub(super) reference: Option<Reference>,
     pub(super) loader: Loader,
     pub(super) held_out: Vec<Group>,
-    prompts: Vec<Prompt>,
+    pub(super) prompts: Vec<Prompt>,
     log: MetricsLog,
     events: EventWriter,
     pub(super) total: u64,
@@ -155,32 +155,6 @@ impl Session {
             .find_map(|record| record.values.get("eval/loss"));
         self.eval_loss = loss.map(|loss| (step, *loss)).or(self.eval_loss);
         Ok(loss.is_some())
-    }
-
-    /// Answers the prompts greedily and keeps the answers.
-    fn answer(&mut self) -> anyhow::Result<()> {
-        if self.prompts.is_empty() {
-            return Ok(());
-        }
-        let step = self.learner.steps();
-        let sampling = Sampling {
-            temperature: 0.0,
-            max_tokens: self.run.config.run.sample_tokens,
-            stop_tokens: self.model.stop_tokens(),
-            seed: 0,
-        };
-        let params = self.learner.policy().params().clone();
-        let mut engine = wire::engine(CausalLm::new(self.model_config.clone(), params, &wire::device())?);
-        let samples = engine.generate(&self.prompts, &sampling)?;
-        let tokenizer = &self.model.tokenizer;
-        let answer = |(prompt, sample): (&Prompt, &aligner_core::Sample)| {
-            let response = &sample.tokens[prompt.tokens.len().min(sample.tokens.len())..];
-            let (prompt_text, text) = (tokenizer.decode(&prompt.tokens)?, tokenizer.decode(response)?);
-            Ok(Answer { step, id: prompt.id.clone(), prompt: prompt_text, text })
-        };
-        let answers: aligner_core::Result<Vec<Answer>> =
-            self.prompts.iter().zip(&samples).map(answer).collect();
-        Ok(rundir::write_answers(&self.dir.samples(), step, &answers?)?)
     }
 
     /// Logs one step's values; those that are not finite have no place in JSON and are left out.

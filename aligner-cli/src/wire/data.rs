@@ -1,7 +1,7 @@
 //! The rows of a run: those to train on and those held out.
 
 use aligner_core::{Error, Group, Prompt};
-use aligner_data::{Dataset, DatasetConfig, Kind};
+use aligner_data::{Dataset, DatasetConfig, Kind, Overlong};
 
 use super::LoadedModel;
 use crate::Run;
@@ -82,8 +82,16 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
             );
             Err(run.blame(Error::setting(format!("{section}.path"), message)))
         }
-        _ => Ok(rows),
+        _ => usable(rows, config),
     }
+}
+
+/// Leaves out at once what is too long, so that epochs and held-out rows count what is there.
+fn usable(mut rows: Dataset, config: &DatasetConfig) -> anyhow::Result<Dataset> {
+    if config.overlong == Overlong::Drop {
+        rows.retain_usable()?;
+    }
+    Ok(rows)
 }
 
 fn described(kind: Kind) -> &'static str {
