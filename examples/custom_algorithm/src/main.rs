@@ -32,7 +32,7 @@ impl Algorithm for Simpo {
         let sums = batch.sum_per_sequence(out.logps()?.clone());
         let lengths: Vec<f32> = batch.sequences.iter().map(|s| s.targets.len().max(1) as f32).collect();
         let rewards = sums.clone() / constant(&lengths, &sums) * self.0.beta;
-        let margins = Pairs::split(rewards, batch)?.difference();
+        let margins = Pairs::split(&rewards, batch)?.difference();
         let wins = (margins.clone().sign() + 1.0) / 2.0;
         let losses = -log_sigmoid(margins.clone() - self.0.gamma);
         let loss = LossOutput::new(losses.sum());
