@@ -63,7 +63,7 @@ fn copy_model(source: &Path, target: &Path) -> Result<()> {
 
 fn train(root: &Path) -> Result<()> {
     let status = Command::new("cargo")
-        .args(["run", "--release", "--quiet", "-p", "aligner-cli", "--", "train", BASE_RUN, "--overwrite"])
+        .args(["run", "--release", "--quiet", "--bin", "aligner", "--", "train", BASE_RUN, "--overwrite"])
         .current_dir(root)
         .status()
         .context("cannot start the training")?;
