@@ -55,7 +55,8 @@ impl Dataset {
                 .map_err(|message| Error::row(rows.path(), rows.number(0), message))?,
             format => format,
         };
-        let kind = format.kind().expect("a detected format is never `auto`");
+        let kind =
+            format.kind().ok_or_else(|| Error::setting("format", "could not be told from the first row"))?;
         let name =
             config.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let len = config.limit.unwrap_or(usize::MAX).min(rows.len());
@@ -229,16 +230,18 @@ impl Shared {
     /// Says at once that rows are cut or dropped at all; each further one is for the debug log.
     fn log(&self, row: usize, fate: Fate, first: bool) {
         let (id, max_length) = (self.id(row), self.config.max_length);
-        match fate {
-            Fate::Truncated if first => {
-                tracing::warn!(row = id, max_length, "rows longer than max_length are cut")
+        match (fate, first) {
+            (Fate::Truncated, true) => {
+                tracing::warn!(row = id, max_length, "rows longer than max_length are cut");
             }
-            Fate::Truncated => tracing::debug!(row = id, max_length, "cut to max_length"),
-            Fate::Overlong if first => {
-                tracing::warn!(row = id, max_length, "rows longer than max_length are dropped")
+            (Fate::Truncated, false) => tracing::debug!(row = id, max_length, "cut to max_length"),
+            (Fate::Overlong, true) => {
+                tracing::warn!(row = id, max_length, "rows longer than max_length are dropped");
             }
-            Fate::Overlong => tracing::debug!(row = id, max_length, "dropped: longer than max_length"),
-            Fate::Unseen | Fate::Used | Fate::EqualPair => {}
+            (Fate::Overlong, false) => {
+                tracing::debug!(row = id, max_length, "dropped: longer than max_length");
+            }
+            (Fate::Unseen | Fate::Used | Fate::EqualPair, _) => {}
         }
     }
 }

@@ -22,16 +22,11 @@ pub fn best_fit_decreasing(lengths: &[usize], budget: usize) -> Vec<Vec<usize>> 
     let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
     for index in order {
         let length = lengths[index];
-        let (room, bin) = match open.range((length, 0)..).next().copied() {
-            Some(found) => {
-                open.remove(&found);
-                found
-            }
-            None => {
-                bins.push(Vec::new());
-                (budget, bins.len() - 1)
-            }
-        };
+        let fitting = open.range((length, 0)..).next().copied();
+        let (room, bin) = fitting.unwrap_or((budget, bins.len()));
+        if !open.remove(&(room, bin)) {
+            bins.push(Vec::new());
+        }
         bins[bin].push(index);
         open.insert((room.saturating_sub(length), bin));
     }

@@ -195,7 +195,7 @@ fn failed(error: &minijinja::Error) -> Error {
     let mut message = format!("chat template: {error}");
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
-        message.push_str(&format!(": {cause}"));
+        message = format!("{message}: {cause}");
         source = cause.source();
     }
     Error::Invalid(message)

@@ -171,6 +171,7 @@ fn templated(source: &str, specials: &Specials) -> Result<ChatTemplate> {
     Ok(ChatTemplate::new(source)?.with_variables(specials.names.clone()))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for use with `map_err`")]
 fn tokenizer_error(error: tokenizers::Error) -> Error {
     Error::Invalid(format!("tokenizer: {error}"))
 }

@@ -52,7 +52,7 @@ pub struct DatasetConfig {
     /// What becomes of preference pairs whose sides are equal.
     #[serde(default)]
     pub equal_pairs: EqualPairs,
-    /// Which turns of a conversation are targets.
+    /// Which turns of a conversation are targets. Pairs and labelled responses learn their responses.
     #[serde(default)]
     pub train_on: Target,
     /// System prompt for conversations that begin without one.

@@ -128,7 +128,7 @@ impl Encoder {
     fn raw(&self, text: &str, prompt_len: usize, target: Target) -> Result<Encoded> {
         let learnt = if target == Target::All { 0 } else { prompt_len };
         let (mut tokens, offsets) = self.tokenizer.encode_offsets(text)?;
-        let mut mask = mask_of(&offsets, &[learnt..text.len()]);
+        let mut mask = mask_of(&offsets, std::slice::from_ref(&(learnt..text.len())));
         let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos());
         if let Some(bos) = bos.filter(|bos| tokens.first() != Some(bos)) {
             tokens.insert(0, bos);

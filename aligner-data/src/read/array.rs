@@ -124,8 +124,7 @@ impl Scanner {
             (true, _) if escaped => (depth, true, false),
             (true, b'\\') => (depth, true, true),
             (true, b'"') => (depth, false, false),
-            (true, _) => (depth, true, false),
-            (false, b'"') => (depth, true, false),
+            (true, _) | (false, b'"') => (depth, true, false),
             (false, b'{' | b'[') => (depth + 1, false, false),
             // The parser of the element says whether its brackets match.
             (false, b'}' | b']') => (depth - 1, false, false),

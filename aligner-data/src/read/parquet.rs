@@ -70,7 +70,7 @@ fn value(field: Field) -> Result<Value, String> {
             let entries = map.entries().iter().map(|(key, item)| Ok((key.to_string(), value(item.clone())?)));
             Value::Object(entries.collect::<Result<Map<_, _>, String>>()?)
         }
-        other => {
+        other @ Field::Decimal(_) => {
             return Err(format!("a column of `{other}` cannot be read: expected texts, numbers or lists"));
         }
     })

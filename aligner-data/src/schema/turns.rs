@@ -1,4 +1,4 @@
-//! Lists of turns: chat `messages` and ShareGPT `conversations`.
+//! Lists of turns: chat `messages`, and `conversations` as `ShareGPT` has them.
 
 use serde_json::{Map, Value, json};
 

@@ -29,6 +29,7 @@ pub(super) fn compile(source: String, markers: Markers) -> Result<Environment<'s
     Ok(environment)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the engine calls filters with owned arguments")]
 fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     let style = Style {
         indent: options.get("indent")?,
@@ -94,7 +95,7 @@ fn strftime(format: &str, time: i64) -> Result<String, Error> {
             continue;
         }
         let directive = chars.next();
-        out += &match directive {
+        let written = match directive {
             Some('Y') => format!("{year:04}"),
             Some('m') => format!("{month:02}"),
             Some('d') => format!("{day:02}"),
@@ -112,6 +113,7 @@ fn strftime(format: &str, time: i64) -> Result<String, Error> {
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         };
+        out.push_str(&written);
     }
     Ok(out)
 }

@@ -88,9 +88,9 @@ pub(super) fn rewrite(source: &str) -> (String, bool) {
         match statement(tag) {
             Some((lead, "generation", trail)) => {
                 marked = true;
-                out.push_str(&format!("{{%{lead} filter {FILTER} {trail}%}}"));
+                out.extend(["{%", lead, " filter ", FILTER, " ", trail, "%}"]);
             }
-            Some((lead, "endgeneration", trail)) => out.push_str(&format!("{{%{lead} endfilter {trail}%}}")),
+            Some((lead, "endgeneration", trail)) => out.extend(["{%", lead, " endfilter ", trail, "%}"]),
             Some((_, "raw", _)) => {
                 let end = raw_end(after);
                 out.push_str(tag);
@@ -134,10 +134,9 @@ fn unquoted(text: &str, needle: &str) -> Option<usize> {
             Some(_) if escaped => escaped = false,
             Some(_) if c == '\\' => escaped = true,
             Some(open) if c == open => quote = None,
-            Some(_) => {}
             None if text[at..].starts_with(needle) => return Some(at),
             None if c == '\'' || c == '"' => quote = Some(c),
-            None => {}
+            Some(_) | None => {}
         }
     }
     None

@@ -49,7 +49,7 @@ fn encode(tokenizer: &Tokenizer, conversations: &Value, case: &Value) -> aligner
 }
 
 fn hash(text: &str) -> Value {
-    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+    format!("{:x}", Sha256::digest(text.as_bytes())).into()
 }
 
 /// Whether the case's `key`, or the hash of it, is `got`; absent keys are not compared.

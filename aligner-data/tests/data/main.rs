@@ -5,5 +5,6 @@ mod bad_input;
 mod chat_golden;
 mod common;
 mod datasets;
+mod gguf_metadata;
 mod loading;
 mod tokenizing;

@@ -1,4 +1,4 @@
-//! SentencePiece BPE, `llama` in GGUF: the merges follow from the tokens' scores.
+//! BPE as `SentencePiece` has it, `llama` in GGUF: the merges follow from the tokens' scores.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Parts, UNKNOWN, Vocabulary, required};
 
-/// What SentencePiece writes for a space.
+/// What `SentencePiece` writes for a space.
 const SPACE: &str = "\u{2581}";
 
 /// The longest token that is taken apart, in characters: the work grows with the square.
@@ -49,7 +49,7 @@ pub(super) fn parts(gguf: &Gguf, vocabulary: &Vocabulary<'_>) -> Result<Parts> {
 }
 
 /// Every way to make a token of two others, the token with the best score first: the order in which
-/// SentencePiece merges, and transformers' conversion of it.
+/// `SentencePiece` merges, and transformers' conversion of it.
 fn merges(tokens: &[String], scores: &[f64]) -> Value {
     let ids: HashMap<&str, usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();

@@ -1,0 +1,182 @@
+//! Tokenizers from GGUF metadata, in small files that are written here.
+
+use std::path::PathBuf;
+
+use aligner_data::{Message, Tokenizer};
+
+/// A GGUF file without tensors.
+#[derive(Default)]
+struct Metadata {
+    bytes: Vec<u8>,
+    count: u64,
+}
+
+impl Metadata {
+    fn string(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    fn key(mut self, key: &str, kind: u32) -> Self {
+        Self::string(&mut self.bytes, key);
+        self.bytes.extend(kind.to_le_bytes());
+        self.count += 1;
+        self
+    }
+
+    fn text(self, key: &str, value: &str) -> Self {
+        let mut this = self.key(key, 8);
+        Self::string(&mut this.bytes, value);
+        this
+    }
+
+    fn id(self, key: &str, value: u32) -> Self {
+        let mut this = self.key(key, 4);
+        this.bytes.extend(value.to_le_bytes());
+        this
+    }
+
+    fn flag(self, key: &str, value: bool) -> Self {
+        let mut this = self.key(key, 7);
+        this.bytes.push(u8::from(value));
+        this
+    }
+
+    fn list(self, key: &str, kind: u32, len: usize) -> Self {
+        let mut this = self.key(key, 9);
+        this.bytes.extend(kind.to_le_bytes());
+        this.bytes.extend((len as u64).to_le_bytes());
+        this
+    }
+
+    fn texts(self, key: &str, values: &[&str]) -> Self {
+        let mut this = self.list(key, 8, values.len());
+        for value in values {
+            Self::string(&mut this.bytes, value);
+        }
+        this
+    }
+
+    fn types(self, values: &[i32]) -> Self {
+        let mut this = self.list("tokenizer.ggml.token_type", 5, values.len());
+        this.bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        this
+    }
+
+    fn scores(self, values: &[f32]) -> Self {
+        let mut this = self.list("tokenizer.ggml.scores", 6, values.len());
+        this.bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        this
+    }
+
+    fn write(self) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let mut file = b"GGUF".to_vec();
+        file.extend(3_u32.to_le_bytes());
+        file.extend(0_u64.to_le_bytes());
+        file.extend(self.count.to_le_bytes());
+        file.extend(self.bytes);
+        std::fs::write(&path, file).unwrap();
+        (dir, path)
+    }
+
+    fn read(self) -> aligner_core::Result<Tokenizer> {
+        let (_dir, path) = self.write();
+        Tokenizer::from_checkpoint_path(&path)
+    }
+
+    fn fault(self) -> String {
+        self.read().unwrap_err().to_string()
+    }
+}
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+fn sentencepiece() -> Metadata {
+    let tokens = ["<unk>", "<s>", "</s>", "<0xC3>", "<0xA9>", "▁", "a", "b", "ab", "▁a", "▁ab", "ba"];
+    Metadata::default()
+        .text("tokenizer.ggml.model", "llama")
+        .texts(TOKENS, &tokens)
+        .types(&[2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1])
+        .scores(&[0.0, 0.0, 0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -0.5])
+        .id("tokenizer.ggml.bos_token_id", 1)
+        .id("tokenizer.ggml.eos_token_id", 2)
+}
+
+fn byte_level(pre: &str) -> Metadata {
+    let tokens = ["<|end|>", "<tool>", "1", "2", "12", "a", "Ġ", "Ġa", "Ċ"];
+    Metadata::default()
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", pre)
+        .texts(TOKENS, &tokens)
+        .types(&[3, 4, 1, 1, 1, 1, 1, 1, 1])
+        .texts("tokenizer.ggml.merges", &["1 2", "Ġ a"])
+        .id("tokenizer.ggml.eos_token_id", 0)
+}
+
+#[test]
+fn sentencepiece_merges_by_score_and_falls_back_to_bytes() {
+    let tokenizer = sentencepiece().read().unwrap();
+    assert_eq!(tokenizer.encode("ab").unwrap(), [10]);
+    // "ba" scores best, so it is merged before "ab" can be.
+    assert_eq!(tokenizer.encode("aba").unwrap(), [9, 11]);
+    assert_eq!(tokenizer.encode("é</s>").unwrap(), [5, 3, 4, 2]);
+    assert_eq!(tokenizer.decode(&[5, 3, 4, 10, 2]).unwrap(), "é ab");
+    assert!(tokenizer.adds_bos());
+    let bare = sentencepiece().flag("tokenizer.ggml.add_bos_token", false).read().unwrap();
+    assert!(!bare.adds_bos());
+}
+
+#[test]
+fn digits_are_split_as_the_named_rule_says() {
+    for (pre, expected) in [
+        ("gpt-2", vec![4, 7]),
+        ("smollm", vec![2, 3, 7]),
+        ("llama-bpe", vec![4, 7]),
+        ("qwen2", vec![2, 3, 7]),
+    ] {
+        let tokenizer = byte_level(pre).read().unwrap();
+        assert_eq!(tokenizer.encode("12 a").unwrap(), expected, "{pre}");
+    }
+}
+
+#[test]
+fn control_tokens_are_special_and_user_defined_ones_are_text() {
+    let tokenizer = byte_level("gpt-2").read().unwrap();
+    let ids = tokenizer.encode("a<tool>a<|end|>").unwrap();
+    assert_eq!(ids, [5, 1, 5, 0]);
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "a<tool>a");
+    assert_eq!(tokenizer.decode_with_specials(&ids).unwrap(), "a<tool>a<|end|>");
+}
+
+#[test]
+fn the_template_sees_the_special_tokens_of_the_metadata() {
+    let metadata =
+        byte_level("gpt-2").text("tokenizer.chat_template", "{{ messages[0].content + eos_token }}");
+    let tokenizer = metadata.id("tokenizer.ggml.eot_token_id", 1).read().unwrap();
+    let rendered = tokenizer.template().unwrap().render(&[Message::new("user", "a")], false).unwrap();
+    assert_eq!(rendered, "a<|end|>");
+    assert_eq!(tokenizer.stops(), [0, 1]);
+}
+
+#[test]
+fn metadata_that_makes_no_tokenizer_is_named_by_key() {
+    let gpt2 = || Metadata::default().text("tokenizer.ggml.model", "gpt2");
+    for (metadata, expected) in [
+        (Metadata::default(), "`tokenizer.ggml.tokens`"),
+        (Metadata::default().texts(TOKENS, &["a"]).text("tokenizer.ggml.model", "bert"), "got bert"),
+        (gpt2().texts(TOKENS, &["a"]), "`tokenizer.ggml.merges`"),
+        (byte_level("unheard-of"), "got unheard-of"),
+        (gpt2().texts(TOKENS, &["a"]).types(&[1, 1]), "expected 1 entries"),
+        (byte_level("gpt-2").id("tokenizer.ggml.bos_token_id", 99), "expected an id below 9, got 99"),
+        (gpt2().texts(TOKENS, &["a"]).texts("tokenizer.ggml.merges", &["x y"]), "cannot be built"),
+        (byte_level("gpt-2").text("tokenizer.chat_template", "{% if %}"), "chat template"),
+    ] {
+        let message = metadata.fault();
+        assert!(
+            message.contains("model.gguf") && message.contains(expected),
+            "expected {expected}: {message}"
+        );
+    }
+}
