@@ -1,4 +1,5 @@
-//! The optimizer against trajectories, norms and schedules recorded from PyTorch and transformers.
+//! The optimizer against trajectories, norms and schedules recorded from `PyTorch` and transformers.
+#![expect(clippy::print_stdout, reason = "the errors that were seen are read from the tests' output")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -136,7 +137,7 @@ fn norms_and_clipping_are_those_of_torch() {
         let grads = grads(&params, &case["grads"]);
         let norm = match &case["norm_type"] {
             Value::String(_) => Norm::Max,
-            order if number(order) == 1.0 => Norm::L1,
+            order if order.as_f64().is_some_and(|order| order < 1.5) => Norm::L1,
             _ => Norm::L2,
         };
         let total = global_norm(&grads, norm);

@@ -108,11 +108,20 @@ pub(crate) fn gemm_serial(
 /// does not depend on the number of threads.
 pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
     assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
-    let (m, k, n) = (a.rows, a.cols, b.cols);
+    let (m, n) = (a.rows, b.cols);
     assert_eq!(c.len(), m * n, "output of a matrix product");
     if m <= FEW_ROWS && a.col_stride == 1 && b.row_stride == 1 {
         return few_rows(a, b, c, output);
     }
+    gemm_tiled(a, b, c, output);
+}
+
+/// [`gemm`] in tiles however few the rows: each row's result is bitwise the same in any company, so
+/// that log-probabilities do not depend on how samples were spread over batches.
+pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
+    assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    assert_eq!(c.len(), m * n, "output of a matrix product");
     if m * n * k < SERIAL_BELOW {
         return gemm_serial(1.0, a, b, c, n, output);
     }
@@ -195,6 +204,20 @@ mod tests {
             }
         }
         c
+    }
+
+    #[test]
+    fn a_tiled_row_is_bitwise_the_same_in_any_company() {
+        let (m, k, n) = (301, 300, 190);
+        let (x, y) = (values(m * k, 1), values(k * n, 2));
+        let weight = Mat::new(&y, n, k).t();
+        let mut all = vec![0.0; m * n];
+        gemm_tiled(Mat::new(&x, m, k), weight, &mut all, Output::Overwrite);
+        for (first, rows) in [(0, 1), (7, 3), (100, 20), (290, 11)] {
+            let mut some = vec![0.0; rows * n];
+            gemm_tiled(Mat::new(&x[first * k..][..rows * k], rows, k), weight, &mut some, Output::Overwrite);
+            assert_eq!(some, all[first * n..][..rows * n], "{rows} rows from {first}");
+        }
     }
 
     #[test]

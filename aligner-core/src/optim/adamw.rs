@@ -229,6 +229,7 @@ mod tests {
         params
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "a gradient as the optimizer takes it")]
     fn vector(values: [f32; 2]) -> Option<Tensor<1>> {
         Some(Tensor::from_floats(values, &Device::flex()))
     }

@@ -109,6 +109,7 @@ fn largest(one: f64, other: f64) -> f64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "sums of small integers, and coefficients of exactly 1")]
 mod tests {
     use super::*;
     use burn::tensor::{Device, TensorData};
