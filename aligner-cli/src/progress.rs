@@ -41,7 +41,8 @@ fn colour_wanted() -> bool {
 
 /// A line on standard error, above the bar if there is one.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(AboveBar, "{line}");
+    // One write call: the bar is drawn again after each.
+    let _ = AboveBar.write_all(format!("{line}\n").as_bytes());
 }
 
 /// A result on standard output; a reader that has gone away is no error of ours.
@@ -121,7 +122,7 @@ impl Drop for Steps {
     fn drop(&mut self) {
         *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(bar) = &self.bar {
-            bar.abandon();
+            bar.finish_and_clear();
         }
     }
 }

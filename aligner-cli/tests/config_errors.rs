@@ -37,7 +37,35 @@ fn all_mistakes_are_reported_at_once() {
     let call =
         scene.aligner(&["train", "run.toml", "--set", "algorithm.dpo.betta=0.2", "--set", "run.steps=many"]);
     assert_eq!(call.code, Some(2));
-    insta::assert_snapshot!(call.stderr, @"");
+    insta::assert_snapshot!(call.stderr, @r#"
+    error: run.toml: 10 problems
+    run.toml:3:1: unknown key `tokeniser` in [model]; did you mean `tokenizer`?
+      3 | tokeniser = "model"
+        | ^^^^^^^^^
+    run.toml:7:1: unknown key `max_lenght` in [data.train]; did you mean `max_length`?
+      7 | max_lenght = 512
+        | ^^^^^^^^^^
+    run.toml:8:12: `data.train.overlong`: unknown value `trunctate`; did you mean `truncate`?
+      8 | overlong = "trunctate"
+        |            ^^^^^^^^^^^
+    run.toml:11:1: unknown key `bta` in [algorithm.dpo]; did you mean `beta`?
+      11 | bta = 0.1
+         | ^^^
+    run.toml:12:19: `algorithm.dpo.label_smoothing`: expected a number, got string "none"
+      12 | label_smoothing = "none"
+         |                   ^^^^^^
+    run.toml:15:1: unknown key `learning_rte` in [learner]; did you mean `learning_rate`?
+      15 | learning_rte = 1e-5
+         | ^^^^^^^^^^^^
+    run.toml:16:22: `learner.micro_batch_tokens`: expected a whole number, 0 or more, got integer `-5`
+      16 | micro_batch_tokens = -5
+         |                      ^^
+    run.toml:18:2: unknown section `runn`; did you mean `run`?
+      18 | [runn]
+         |  ^^^^
+    --set run.steps=many: `run.steps`: expected a whole number, 0 or more, got string "many"
+    --set algorithm.dpo.betta=0.2: unknown key `betta` in [algorithm.dpo]; did you mean `beta`?
+    "#);
     assert!(!scene.path("run").exists(), "nothing was made");
 }
 

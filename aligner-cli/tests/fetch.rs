@@ -178,12 +178,12 @@ fn a_download_that_broke_off_goes_on_where_it_was() {
 
 #[test]
 fn a_fetch_that_gave_up_goes_on_in_the_next_call() {
-    let (scene, server) = (Scene::new(), Server::start(Faults { break_off: 6, ..Faults::default() }));
+    let (scene, server) = (Scene::new(), Server::start(Faults { break_off: 5, ..Faults::default() }));
     assert_eq!(server.fetch(&scene, &["owner/tiny"]).code, Some(1));
     let call = server.fetch(&scene, &["owner/tiny"]);
     let snapshot = std::path::PathBuf::from(call.succeeds().trim());
     assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), weights());
-    assert_eq!(server.ranges().last().map(String::as_str), Some("bytes=98437-"));
+    assert_eq!(server.ranges().last().map(String::as_str), Some("bytes=96875-"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
@@ -28,7 +29,9 @@ pub(super) struct Hub {
 }
 
 /// How often a broken download goes on within one call.
-const RETRIES: usize = 4;
+const RETRIES: u32 = 4;
+/// The pause before the first of them; each later one is longer by as much.
+const PAUSE: Duration = Duration::from_millis(250);
 
 impl Hub {
     /// The repository as the environment says to reach it.
@@ -100,33 +103,56 @@ impl Hub {
     pub(super) fn download(&self, file: &RemoteFile) -> anyhow::Result<PathBuf> {
         let path = match self.cache.repo(self.repo.clone()).get(&file.name) {
             Some(path) => path,
-            None => self.get(file, true)?,
+            None => self.get(file)?,
         };
         self.verify(&path, file)?;
         Ok(path)
     }
 
-    fn get(&self, file: &RemoteFile, may_restart: bool) -> anyhow::Result<PathBuf> {
-        let result = if std::io::stderr().is_terminal() {
-            self.remote.download_with_progress(&file.name, DownloadBar::new())
-        } else {
-            self.remote.download_with_progress(&file.name, ())
-        };
-        let error = match result {
-            Ok(path) => return Ok(path),
-            Err(error) => error,
-        };
-        let ApiError::RequestError(error) = error else {
-            return Err(anyhow::Error::new(error).context(format!("{}: {}", self.shown(), file.name)));
-        };
-        let text = error.to_string();
-        let status = (*error).into_response().map(|response| response.status());
-        if status == Some(416) && may_restart {
-            // An earlier call was stopped after the last byte, and there is nothing to go on with.
-            self.remove_parts()?;
-            return self.get(file, false);
+    /// Downloads in as many attempts as it takes, each from where the one before broke off.
+    ///
+    /// The attempts are made here and not by hf-hub: where nothing came, its own begin at the first
+    /// byte again and append to what is there.
+    fn get(&self, file: &RemoteFile) -> anyhow::Result<PathBuf> {
+        let mut failures = 0;
+        loop {
+            let error = match self.attempt(&file.name) {
+                Ok(path) => return Ok(path),
+                Err(error) => error,
+            };
+            failures += 1;
+            let last = failures > RETRIES;
+            match error {
+                ApiError::InvalidResume if !last => self.remove_parts()?,
+                ApiError::RequestError(error) => {
+                    let text = error.to_string();
+                    match (*error).into_response().map(|response| response.status()) {
+                        // An earlier call was stopped after the last byte: nothing is left to ask for.
+                        Some(416) if !last => self.remove_parts()?,
+                        status if last || status.is_some_and(|code| (400..500).contains(&code)) => {
+                            return Err(self.explain(status, &text));
+                        }
+                        _ => std::thread::sleep(PAUSE * failures),
+                    }
+                }
+                error if last => {
+                    return Err(anyhow::Error::new(error).context(format!(
+                        "{}: {}",
+                        self.shown(),
+                        file.name
+                    )));
+                }
+                _ => std::thread::sleep(PAUSE * failures),
+            }
         }
-        Err(self.explain(status, &text))
+    }
+
+    fn attempt(&self, name: &str) -> Result<PathBuf, ApiError> {
+        if std::io::stderr().is_terminal() {
+            self.remote.download_with_progress(name, DownloadBar::new())
+        } else {
+            self.remote.download_with_progress(name, ())
+        }
     }
 
     /// Removes what is left of broken downloads.
@@ -179,7 +205,7 @@ impl Hub {
 fn api(cache: &Cache, endpoint: &str) -> anyhow::Result<Api> {
     let token = variable("HF_TOKEN").or_else(|| cache.token());
     let builder = ApiBuilder::from_cache(cache.clone()).with_endpoint(endpoint.to_string());
-    Ok(builder.with_token(token).with_retries(RETRIES).with_progress(false).build()?)
+    Ok(builder.with_token(token).with_retries(0).with_progress(false).build()?)
 }
 
 /// A variable of the environment that is set to something.
