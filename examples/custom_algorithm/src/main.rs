@@ -34,12 +34,13 @@ impl Algorithm for Simpo {
         let rewards = sums.clone() / constant(&lengths, &sums) * self.0.beta;
         let margins = Pairs::split(&rewards, batch)?.difference();
         let wins = (margins.clone().sign() + 1.0) / 2.0;
-        let losses = -log_sigmoid(margins.clone() - self.0.gamma);
+        let losses =
+            -log_sigmoid(margins.clone() - self.0.gamma) * constant(&says_something(batch), &margins);
         let loss = LossOutput::new(losses.sum());
         Ok(loss.mean("rewards/margins", &margins).mean("rewards/accuracies", &wins))
     }
 
-    /// Leaves out pairs in which one side says nothing: there is nothing to compare.
+    /// Does not count pairs in which one side is empty.
     fn credit(&self, step: &mut StepBatch) -> Result<()> {
         step.groups.retain(|pair| pair.samples.iter().all(|sample| sample.targets() > 0));
         Ok(())
@@ -48,6 +49,12 @@ impl Algorithm for Simpo {
     fn per(&self) -> Per {
         Per::Group
     }
+}
+
+/// 1 for each pair that can be compared, 0 where one side is empty.
+fn says_something(batch: &Batch) -> Vec<f32> {
+    let pairs = batch.sequences.chunks(2);
+    pairs.map(|pair| if pair.iter().any(|s| s.targets.is_empty()) { 0.0 } else { 1.0 }).collect()
 }
 
 fn main() -> ExitCode {
