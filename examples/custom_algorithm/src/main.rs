@@ -10,18 +10,12 @@ use serde::{Deserialize, Serialize};
 
 /// `[algorithm.simpo]`
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 struct SimpoConfig {
     /// Scale of the mean log-probabilities.
     beta: f64,
     /// By how much the chosen answer should win.
     gamma: f64,
-}
-
-impl Default for SimpoConfig {
-    fn default() -> Self {
-        Self { beta: 2.0, gamma: 1.0 }
-    }
 }
 
 struct Simpo(SimpoConfig);
@@ -74,6 +68,6 @@ mod tests {
             Group::pair("a", answer(&[3, 4]), answer(&[5])),
             Group::pair("b", answer(&[4]), answer(&[3, 3, 5])),
         ];
-        check_algorithm(&Simpo(SimpoConfig::default()), &pairs).unwrap();
+        check_algorithm(&Simpo(SimpoConfig { beta: 2.0, gamma: 1.0 }), &pairs).unwrap();
     }
 }
