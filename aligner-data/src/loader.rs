@@ -63,11 +63,13 @@ impl Loader {
                 dropped = 0;
             } else {
                 dropped += 1;
-                if dropped == self.dataset.len() {
+                // With a single good row, it may be the first of one epoch and the last of the next.
+                if dropped == 2 * self.dataset.len() - 1 {
+                    let rows = self.dataset.len();
                     let path = &self.dataset.config().path;
                     return Err(Error::format(
                         path,
-                        format!("all {dropped} rows are dropped: none can be trained on"),
+                        format!("all {rows} rows are dropped: none can be trained on"),
                     ));
                 }
             }

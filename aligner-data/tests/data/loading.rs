@@ -65,6 +65,15 @@ fn dropped_rows_are_passed_over_and_a_set_of_them_is_an_error() {
 }
 
 #[test]
+fn one_good_row_is_found_wherever_two_epochs_put_it() {
+    // Row 1 is good, row 2 too long.
+    let (_dir, dataset) = numbered(2, 2, |_| {});
+    for seed in 0..20 {
+        assert_eq!(Loader::new(dataset.clone(), seed, true).unwrap().next(10).unwrap().len(), 10);
+    }
+}
+
+#[test]
 fn a_state_of_other_data_is_refused() {
     let (_dir, dataset) = numbered(10, 0, |_| {});
     let mut loader = Loader::new(dataset, 1, true).unwrap();
