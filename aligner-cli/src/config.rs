@@ -96,7 +96,7 @@ fn read_text(path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).map_err(|error| crate::Usage(format!("{}: {error}", path.display())))?;
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
-        let line = error.as_bytes()[..valid].iter().filter(|&&byte| byte == b'\n').count() + 1;
+        let line = String::from_utf8_lossy(&error.as_bytes()[..valid]).matches('\n').count() + 1;
         crate::Usage(format!("{}:{line}: not UTF-8 text", path.display())).into()
     })
 }

@@ -44,6 +44,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Usage(format!("--temperature: expected 0 or more, got {temperature}"))
     );
     let model = LoadedModel::open(&arguments.model, arguments.tokenizer.as_deref())?;
+    let scores = model.checkpoint.config().num_labels.is_some();
+    ensure!(
+        !scores,
+        Usage(format!("{}: the model scores answers and writes none", arguments.model.display()))
+    );
     let sampling = Sampling {
         temperature,
         max_tokens: arguments.max_tokens,

@@ -90,7 +90,7 @@ impl Steps {
             bar.enable_steady_tick(Duration::from_millis(250));
             bar
         });
-        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar.clone();
+        BAR.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&bar);
         Self { bar, total, started: Instant::now(), first, last_line: None }
     }
 

@@ -107,7 +107,7 @@ impl RunDir {
         self.path.join("report.html")
     }
 
-    /// Removes what TensorBoard would still show of a run that starts anew.
+    /// Removes what `TensorBoard` would still show of a run that starts anew.
     pub(crate) fn remove_events(&self) -> anyhow::Result<()> {
         for entry in fs::read_dir(&self.path).map_err(Error::io(&self.path))?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(EVENTS) {
@@ -186,8 +186,9 @@ fn same_run(file: &Path, resolved: &toml::Table) -> anyhow::Result<()> {
 }
 
 fn strip(mut table: toml::Table) -> toml::Table {
+    table.remove("preflight");
     if let Some(run) = table.get_mut("run").and_then(toml::Value::as_table_mut) {
-        run.retain(|key, _| !FREE.iter().any(|free| *free == key));
+        run.retain(|key, _| !FREE.contains(&key));
     }
     table
 }

@@ -55,6 +55,14 @@ fn sampled_answers_follow_the_seed() {
 }
 
 #[test]
+fn a_model_that_scores_is_not_asked_to_write() {
+    let scene = Scene::new();
+    scene.run_file("pairs.jsonl", "reward_model", "");
+    scene.aligner(&["train", "run.toml", "--set", "run.steps=1"]).succeeds();
+    scene.aligner(&["generate", "run/model", "hi"]).fails(2, &["run/model: the model scores"]);
+}
+
+#[test]
 fn eval_measures_the_start_and_then_what_was_trained() {
     let scene = Scene::new();
     scene.dpo();

@@ -105,13 +105,12 @@ pub(crate) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str>
 
 /// "unknown `word`", with the nearest candidate or, where none is near, all of them.
 pub(crate) fn unknown(noun: &str, word: &str, place: &str, candidates: &[&str]) -> String {
-    let mut message = format!("unknown {noun} `{word}`{place}");
-    match nearest(word, candidates) {
-        Some(near) => message.push_str(&format!("; did you mean `{near}`?")),
-        None if candidates.is_empty() => message.push_str("; none is taken here"),
-        None => message.push_str(&format!("; expected one of {}", quoted(candidates))),
-    }
-    message
+    let advice = match nearest(word, candidates) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if candidates.is_empty() => "none is taken here".to_string(),
+        None => format!("expected one of {}", quoted(candidates)),
+    };
+    format!("unknown {noun} `{word}`{place}; {advice}")
 }
 
 /// `a`, `b`, `c`.

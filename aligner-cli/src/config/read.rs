@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use serde::Deserialize;
-use serde::de::value::{BorrowedStrDeserializer, MapAccessDeserializer};
+use serde::de::value::{BorrowedStrDeserializer, MapAccessDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 
 use super::problem::{Problem, Problems, unknown};
@@ -46,36 +46,42 @@ pub(crate) fn read<T: DeserializeOwned>(
     let mut unsound = Unsound::default();
     loop {
         let node = if path.is_empty() { &tree } else { &tree.find(path)?.node };
-        let unknown_keys = RefCell::new(Vec::new());
-        let reader = Reader { node, path: path.to_string(), unknown: &unknown_keys };
-        let result = T::deserialize(reader);
-        for Problem { origin, message } in unknown_keys.into_inner() {
-            problems.push(origin, message);
-        }
-        let failure = match result {
+        let failure = match pass(node, path, problems) {
             Ok(value) => return Some(Reading { value, unsound }),
             Err(failure) => failure,
         };
-        let place = failure.path.unwrap_or_else(|| path.to_string());
-        let at = failure.missing.map_or_else(|| place.clone(), |field| join(&place, field));
+        let at = failure.key(path);
         let known = unsound.holds(&at);
         if !known {
-            let shown = if failure.missing.is_some() { String::new() } else { format!("`{at}`: ") };
-            problems.push(failure.origin, format!("{shown}{}", failure.message));
+            problems.push(failure.origin.clone(), failure.report(&at));
         }
-        let goes_on = match failure.missing {
-            Some(_) => {
-                let stand_in = Node { origin: Origin::File(0..0), value: Value::Absent };
-                tree.set(&at.split('.').collect::<Vec<_>>(), stand_in).is_ok()
-            }
-            // What stands in for a value has no faults that anybody could mend.
-            None => !known && at != path && tree.remove(&at),
+        // What stands in for a value has no faults that anybody could mend.
+        let mended = if failure.missing.is_some() {
+            stand_in(&mut tree, &at)
+        } else {
+            !known && at != path && tree.remove(&at)
         };
-        if !goes_on {
+        if !mended {
             return None;
         }
         unsound.0.insert(at);
     }
+}
+
+/// Reads once, up to the first wrong value; unknown keys are all recorded.
+fn pass<T: DeserializeOwned>(node: &Node, path: &str, problems: &mut Problems) -> Result<T, Failure> {
+    let unknown_keys = RefCell::new(Vec::new());
+    let result = T::deserialize(Reader { node, path: path.to_string(), unknown: &unknown_keys });
+    for Problem { origin, message } in unknown_keys.into_inner() {
+        problems.push(origin, message);
+    }
+    result
+}
+
+/// Puts something in the place of a missing value.
+fn stand_in(tree: &mut Node, at: &str) -> bool {
+    let node = Node { origin: Origin::File(0..0), value: Value::Absent };
+    tree.set(&at.split('.').collect::<Vec<_>>(), node).is_ok()
 }
 
 fn join(path: &str, key: &str) -> String {
@@ -94,6 +100,16 @@ pub(crate) struct Failure {
 impl Failure {
     fn new(message: String) -> Self {
         Self { message, path: None, origin: None, missing: None }
+    }
+
+    /// The full key that is wrong or missing; `path` is where reading began.
+    fn key(&self, path: &str) -> String {
+        let place = self.path.as_deref().unwrap_or(path);
+        self.missing.map_or_else(|| place.to_string(), |field| join(place, field))
+    }
+
+    fn report(&self, key: &str) -> String {
+        if self.missing.is_some() { self.message.clone() } else { format!("`{key}`: {}", self.message) }
     }
 
     /// Says where it was, unless something deeper has said so.
@@ -284,7 +300,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de, '_> {
     }
 }
 
-fn variant<'de>(name: &'de str) -> de::value::StrDeserializer<'de, Failure> {
+fn variant(name: &str) -> StrDeserializer<'_, Failure> {
     name.into_deserializer()
 }
 

@@ -121,13 +121,11 @@ impl Node {
         let Value::Table(entries) = &mut self.value else { return false };
         let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
         let Some(at) = entries.iter().position(|entry| entry.key == key) else { return false };
-        match rest {
-            Some(rest) => entries[at].node.remove(rest),
-            None => {
-                entries.remove(at);
-                true
-            }
+        if let Some(rest) = rest {
+            return entries[at].node.remove(rest);
         }
+        entries.remove(at);
+        true
     }
 
     /// Writes `value` at a dotted path, making the tables on the way.

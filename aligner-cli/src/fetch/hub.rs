@@ -1,5 +1,6 @@
 //! One repository of the hub: its list of files, their download and their checksums.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -177,7 +178,7 @@ impl Hub {
         if let (None, Some(expected)) = (&wrong, &file.sha256) {
             let mut hash = Sha256::new();
             std::io::copy(&mut reader, &mut hash).with_context(|| path.display().to_string())?;
-            let got: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            let got = hexadecimal(&hash.finalize());
             wrong = (got != *expected).then(|| format!("expected sha256 {expected}, got {got}"));
         }
         let Some(wrong) = wrong else { return Ok(()) };
@@ -200,6 +201,14 @@ impl Hub {
             None => anyhow::anyhow!("{shown}: {text}"),
         }
     }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(out, "{byte:02x}");
+    }
+    out
 }
 
 fn api(cache: &Cache, endpoint: &str) -> anyhow::Result<Api> {

@@ -71,14 +71,13 @@ pub(super) fn figure(name: &str, meaning: &str, series: &[Series]) -> String {
     let frame = Frame::around(&series);
     let mut svg = String::new();
     axes(&mut svg, &frame);
-    for (at, line) in series.iter().enumerate() {
-        draw(&mut svg, &frame, line, class(line, at));
+    for line in &series {
+        draw(&mut svg, &frame, line, class(line));
     }
-    let legend: String = series
-        .iter()
-        .enumerate()
-        .map(|(at, line)| format!("<span class=\"key {}\">{}</span>", class(line, at), line.label))
-        .collect();
+    let mut legend = String::new();
+    for line in &series {
+        let _ = write!(legend, "<span class=\"key {}\">{}</span>", class(line), line.label);
+    }
     format!(
         "<figure class=\"chart\" data-series='{data}'><figcaption><b>{name}</b>{legend}<small>{meaning}</small></figcaption>\
          <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name} over steps\" data-x=\"{x0},{x1}\">{svg}\
@@ -92,7 +91,7 @@ pub(super) fn figure(name: &str, meaning: &str, series: &[Series]) -> String {
     )
 }
 
-fn class(line: &Series, _at: usize) -> &'static str {
+fn class(line: &Series) -> &'static str {
     if line.label == "held out" { "held" } else { "train" }
 }
 
@@ -149,7 +148,7 @@ fn path(points: &[(f64, f64)]) -> String {
 /// The series for the tooltip's script: `[{"label": …, "points": [[step, value], …]}]`.
 fn data(series: &[Series]) -> String {
     let lines = series.iter().map(|line| serde_json::json!({ "label": line.label, "points": line.points }));
-    escape(&serde_json::Value::from_iter(lines).to_string())
+    escape(&lines.collect::<serde_json::Value>().to_string())
 }
 
 /// About `count` round numbers inside `range`.
@@ -192,8 +191,8 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let shown = [0.0, 0.693_147, 12.5, 1500.0, 1e-6, -0.02].map(number);
-        assert_eq!(shown, ["0", "0.6931", "12.5", "1500", "1.00e-6", "-0.02"]);
+        let shown = [0.0, 0.712_345, 12.5, 1500.0, 1e-6, -0.02].map(number);
+        assert_eq!(shown, ["0", "0.7123", "12.5", "1500", "1.00e-6", "-0.02"]);
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Checkpoints {
 /// Fills a directory under a temporary name, fsyncs all of it, and renames it to `path`.
 ///
 /// # Errors
-/// What `fill` or the file system says; nothing is left under `path`, nor changed there.
+/// What `fill` or the file system says; one_file is left under `path`, nor changed there.
 pub(crate) fn write_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = partial_name(path);
     let parent = path.parent().unwrap_or(Path::new("."));
@@ -184,8 +184,9 @@ mod tests {
         TrainState { step, tokens: 0, eval_loss, loader: 5 }
     }
 
-    fn nothing(_: &Path) -> Result<()> {
-        Ok(())
+    /// Fills a checkpoint's directory with one file.
+    fn one_file(dir: &Path) -> Result<()> {
+        fs::write(dir.join("weights"), "").map_err(Error::io(dir))
     }
 
     #[test]
@@ -193,7 +194,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
         for (step, loss) in [(1, Some(3.0)), (2, Some(1.0)), (3, Some(2.0)), (4, None), (5, Some(2.5))] {
-            checkpoints.save(&state(step, loss), nothing, nothing).unwrap();
+            checkpoints.save(&state(step, loss), one_file, one_file).unwrap();
             checkpoints.prune(2).unwrap();
         }
         assert_eq!(checkpoints.steps(), [2, 4, 5]);
@@ -202,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_save_leaves_nothing_and_touches_nothing() {
+    fn a_failed_save_leaves_one_file_and_touches_one_file() {
         let dir = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(dir.path().to_path_buf());
-        checkpoints.save(&state(1, None), nothing, nothing).unwrap();
+        checkpoints.save(&state(1, None), one_file, one_file).unwrap();
         let full = |_: &Path| Err(Error::Invalid("disk full".into()));
-        assert!(checkpoints.save(&state(1, Some(1.0)), full, nothing).is_err());
+        assert!(checkpoints.save(&state(1, Some(1.0)), full, one_file).is_err());
         assert!(checkpoints.state::<u32>(1).unwrap().eval_loss.is_none());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -216,7 +217,7 @@ mod tests {
     fn what_was_never_finished_is_ignored_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(dir.path().to_path_buf());
-        checkpoints.save(&state(1, None), nothing, nothing).unwrap();
+        checkpoints.save(&state(1, None), one_file, one_file).unwrap();
         fs::create_dir(dir.path().join(".step-000002.partial")).unwrap();
         assert_eq!(checkpoints.steps(), [1]);
         checkpoints.prune(1).unwrap();

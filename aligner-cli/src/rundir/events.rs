@@ -1,4 +1,4 @@
-//! TensorBoard event files: `TFRecord` framing around hand-written protocol buffers.
+//! `TensorBoard` event files: `TFRecord` framing around hand-written protocol buffers.
 //!
 //! The messages are `tensorflow.Event` and `tensorflow.Summary` (event.proto, summary.proto), of
 //! which scalars need six fields: no generated code is worth that.

@@ -58,5 +58,5 @@ impl Session {
 
 /// Whether something that happens every `every` steps happens now; 0 is never.
 fn due(step: u64, every: usize) -> bool {
-    every > 0 && step % every as u64 == 0
+    every > 0 && step.is_multiple_of(every as u64)
 }

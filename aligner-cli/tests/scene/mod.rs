@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 /// What a call of the program gave.
 #[derive(Debug)]
-pub struct Call {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Call {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Call {
@@ -27,14 +27,14 @@ impl Call {
 
     /// Asserts success and gives standard output.
     #[track_caller]
-    pub fn succeeds(&self) -> &str {
+    pub(crate) fn succeeds(&self) -> &str {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         &self.stdout
     }
 
     /// Asserts a failure with `code` whose message has all `parts`.
     #[track_caller]
-    pub fn fails(&self, code: i32, parts: &[&str]) {
+    pub(crate) fn fails(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
         for part in parts {
             assert!(self.stderr.contains(part), "no `{part}` in:\n{}", self.stderr);
@@ -43,13 +43,13 @@ impl Call {
 }
 
 /// The directory. Its model is the golden `llama_gqa_untied`: two layers, 320 tokens.
-pub struct Scene {
+pub(crate) struct Scene {
     dir: TempDir,
 }
 
 impl Scene {
     /// A model in `model`, 32 preference pairs in `pairs.jsonl`, 32 texts in `texts.jsonl`.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let scene = Self { dir: tempfile::tempdir().expect("a temporary directory") };
         copy_dir(&golden().join("models/llama_gqa_untied"), &scene.path("model"));
         let (mut pairs, mut texts) = (String::new(), String::new());
@@ -67,35 +67,35 @@ impl Scene {
         scene
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
         fs::write(self.path(name), content).expect("the scene is writable");
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         String::from_utf8(self.bytes(name)).expect("text")
     }
 
     #[track_caller]
-    pub fn bytes(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let path = self.path(name);
         fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
     /// Writes `run.toml`: DPO on the pairs, 12 steps of 4, into `run`.
-    pub fn dpo(&self) -> &Self {
+    pub(crate) fn dpo(&self) -> &Self {
         self.run_file("pairs.jsonl", "dpo", "beta = 0.5")
     }
 
     /// Writes `run.toml`: fine-tuning on the texts.
-    pub fn sft(&self) -> &Self {
+    pub(crate) fn sft(&self) -> &Self {
         self.run_file("texts.jsonl", "sft", "")
     }
 
-    pub fn run_file(&self, data: &str, algorithm: &str, settings: &str) -> &Self {
+    pub(crate) fn run_file(&self, data: &str, algorithm: &str, settings: &str) -> &Self {
         self.write(
             "run.toml",
             format!(
@@ -118,26 +118,26 @@ impl Scene {
     }
 
     /// Runs the program to its end.
-    pub fn aligner(&self, arguments: &[&str]) -> Call {
+    pub(crate) fn aligner(&self, arguments: &[&str]) -> Call {
         Call::of(self.command(arguments).stdin(Stdio::null()).output().expect("the program starts"))
     }
 
     /// Runs the program with variables of the environment set.
-    pub fn aligner_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Call {
+    pub(crate) fn aligner_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Call {
         let mut command = self.command(arguments);
         command.envs(variables.iter().copied()).stdin(Stdio::null());
         Call::of(command.output().expect("the program starts"))
     }
 
     /// Runs the program with `input` on standard input.
-    pub fn aligner_fed(&self, input: &str, arguments: &[&str]) -> Call {
+    pub(crate) fn aligner_fed(&self, input: &str, arguments: &[&str]) -> Call {
         self.write("input.txt", input);
         let input = fs::File::open(self.path("input.txt")).expect("just written");
         Call::of(self.command(arguments).stdin(input).output().expect("the program starts"))
     }
 
     /// Runs the program where no file may grow past `blocks` of 512 bytes, as on a full disk.
-    pub fn aligner_with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Call {
+    pub(crate) fn aligner_with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Call {
         let mut command = Command::new("sh");
         // Without the signal, the write call itself fails, as it does where the disk is full.
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
@@ -146,7 +146,7 @@ impl Scene {
     }
 
     /// Starts the program and lets it run.
-    pub fn start(&self, arguments: &[&str]) -> Child {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         let mut command = self.command(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("the program starts")
@@ -154,12 +154,12 @@ impl Scene {
 }
 
 /// The golden files: `ALIGNER_GOLDEN`, or those of the repository.
-pub fn golden() -> PathBuf {
+pub(crate) fn golden() -> PathBuf {
     std::env::var_os("ALIGNER_GOLDEN")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden"), PathBuf::from)
 }
 
-pub fn copy_dir(from: &Path, to: &Path) {
+pub(crate) fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("the scene is writable");
     for entry in fs::read_dir(from).unwrap_or_else(|error| panic!("{}: {error}", from.display())) {
         let entry = entry.expect("a readable directory");
