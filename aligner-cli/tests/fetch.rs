@@ -48,7 +48,7 @@ impl Server {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A client that goes away is the test's business, not the server's.
-                let _ = serve(stream, faults, &broken, &log);
+                let _ = serve(&stream, faults, &broken, &log);
             }
         });
         Self { endpoint, seen }
@@ -72,7 +72,7 @@ impl Server {
 }
 
 fn serve(
-    stream: TcpStream,
+    stream: &TcpStream,
     faults: Faults,
     broken: &AtomicUsize,
     log: &Mutex<Vec<Seen>>,
@@ -106,11 +106,11 @@ fn serve(
             let whole = range.as_deref() != Some("bytes=0-0");
             (weights(), whole && broken.fetch_add(1, Ordering::SeqCst) < faults.break_off)
         }
-        _ => return respond(&stream, "404 Not Found", &[], b"not found", false),
+        _ => return respond(stream, "404 Not Found", &[], b"not found", false),
     };
     let (first, last) = bounds(range.as_deref(), content.len());
     if first > last {
-        return respond(&stream, "416 Range Not Satisfiable", &[], b"", false);
+        return respond(stream, "416 Range Not Satisfiable", &[], b"", false);
     }
     let fields = [
         ("etag", format!("\"{}\"", content.len())),
@@ -118,12 +118,12 @@ fn serve(
         ("content-range", format!("bytes {first}-{last}/{}", content.len())),
     ];
     let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
-    respond(&stream, status, &fields, &content[first..=last], cut)
+    respond(stream, status, &fields, &content[first..=last], cut)
 }
 
 fn listing(faults: Faults) -> String {
     let hash = Sha256::digest(if faults.wrong_checksum { b"other".to_vec() } else { weights() });
-    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hash.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     serde_json::json!({ "sha": "0123456789abcdef", "siblings": [
         { "rfilename": "README.md", "size": 1 },
         { "rfilename": "config.json", "size": 2 },

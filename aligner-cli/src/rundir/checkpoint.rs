@@ -119,7 +119,7 @@ impl Checkpoints {
 /// Fills a directory under a temporary name, fsyncs all of it, and renames it to `path`.
 ///
 /// # Errors
-/// What `fill` or the file system says; one_file is left under `path`, nor changed there.
+/// What `fill` or the file system says; nothing is left under `path`, nor changed there.
 pub(crate) fn write_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = partial_name(path);
     let parent = path.parent().unwrap_or(Path::new("."));
