@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_save_leaves_one_file_and_touches_one_file() {
+    fn a_failed_save_leaves_nothing_and_touches_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(dir.path().to_path_buf());
         checkpoints.save(&state(1, None), one_file, one_file).unwrap();
