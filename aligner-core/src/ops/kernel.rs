@@ -184,11 +184,11 @@ pub(crate) fn on_host<const D: usize>(tensor: &Tensor<D>) -> bool {
 /// A vector that the caller fills before anything reads it.
 ///
 /// Zeroing the outputs of every operation first costs several per cent of a training step.
+#[expect(clippy::uninit_vec, reason = "kernels overwrite their outputs; see below")]
 pub(crate) fn unfilled(len: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(len);
     // SAFETY: the capacity is there, every f32 bit pattern is valid, and each kernel writes all
     // elements before it or anyone else reads one.
-    #[expect(clippy::uninit_vec, reason = "see above")]
     unsafe {
         values.set_len(len);
     }

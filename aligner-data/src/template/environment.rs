@@ -21,6 +21,10 @@ pub(super) fn compile(source: String, markers: Markers) -> Result<Environment<'s
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_filter("tojson", to_json);
     environment.add_filter(FILTER, move |text: String| markers.wrap(&text));
+    // `None` is not iterable in Python; the engine iterates it as an empty list.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+    });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -155,6 +159,14 @@ mod tests {
         assert_eq!(render("{{ x | tojson }}").unwrap(), "[1, 2]");
         assert_eq!(render("{{ x | tojson(separators=(',', ':')) }}").unwrap(), "[1,2]");
         assert!(render("{{ x | tojson(sort=true) }}").is_err());
+    }
+
+    #[test]
+    fn none_is_not_iterable_but_texts_and_lists_are() {
+        let source = "{{ none is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ 1 is iterable }}";
+        let environment = compile(source.into(), Markers::USUAL).unwrap();
+        let rendered = environment.get_template(NAME).unwrap().render(()).unwrap();
+        assert_eq!(rendered.to_lowercase(), "false true true false");
     }
 
     #[test]

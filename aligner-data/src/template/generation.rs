@@ -79,9 +79,11 @@ fn occurs(c: char, value: &Value) -> bool {
 ///
 /// Comments, strings and raw blocks are left as they are.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
+    // Jinja reads every line end as a line feed.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len() + 64);
     let mut marked = false;
-    let mut rest = source;
+    let mut rest = source.as_str();
     while let Some((before, tag, after)) = next_tag(rest) {
         out.push_str(before);
         rest = after;
@@ -190,6 +192,11 @@ mod tests {
         ] {
             assert_eq!(rewrite(source), (source.to_owned(), false), "{source}");
         }
+    }
+
+    #[test]
+    fn line_ends_become_line_feeds() {
+        assert_eq!(rewrite("a\r\nb\rc\n").0, "a\nb\nc\n");
     }
 
     #[test]

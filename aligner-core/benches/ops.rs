@@ -1,0 +1,99 @@
+//! Each fused operation against the composition of Burn operations, forward and backward, at the
+//! sizes of a 27 M model's step: 2048 tokens, hidden 512, 8 heads over 4, MLP 1376, vocabulary 4096.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use aligner_core::ops::{self, AttentionShape, RotaryTable, reference};
+use aligner_core::{Device, Segment, Tensor};
+use burn::tensor::TensorData;
+use criterion::{Criterion, criterion_group, criterion_main};
+
+const TOKENS: usize = 2048;
+const HIDDEN: usize = 512;
+const MLP: usize = 1376;
+const VOCAB: usize = 4096;
+const SHAPE: AttentionShape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125 };
+
+/// A seeded autodiff leaf with values in (-0.5, 0.5).
+fn leaf<const D: usize>(shape: [usize; D], seed: u64) -> Tensor<D> {
+    let rng = aligner_core::rng::Rng::new(&[seed]);
+    let len: usize = shape.iter().product();
+    let values: Vec<f32> = (0..len as u64).map(|i| rng.uniform(i) as f32 - 0.5).collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff()).require_grad()
+}
+
+/// Times `fused` and `plain`, each followed by the backward pass of the output's sum.
+fn pair<const D: usize>(
+    criterion: &mut Criterion,
+    name: &str,
+    fused: impl Fn() -> Tensor<D>,
+    plain: impl Fn() -> Tensor<D>,
+) {
+    let mut group = criterion.benchmark_group(name);
+    group.sample_size(10);
+    group.bench_function("fused", |b| b.iter(|| black_box(fused().sum().backward())));
+    group.bench_function("burn", |b| b.iter(|| black_box(plain().sum().backward())));
+    group.finish();
+}
+
+fn all(criterion: &mut Criterion) {
+    let x = leaf([TOKENS, HIDDEN], 1);
+    let norm = leaf([HIDDEN], 2);
+    pair(
+        criterion,
+        "rms_norm",
+        || ops::rms_norm(x.clone(), norm.clone(), 1e-5).expect("shapes fit"),
+        || reference::rms_norm(x.clone(), norm.clone(), 1e-5),
+    );
+    let (gate, up) = (leaf([TOKENS, MLP], 3), leaf([TOKENS, MLP], 4));
+    pair(
+        criterion,
+        "swiglu",
+        || ops::swiglu(gate.clone(), up.clone()).expect("shapes fit"),
+        || reference::swiglu(gate.clone(), up.clone()),
+    );
+    let positions: Vec<u32> = (0..TOKENS as u32).map(|i| i % 256).collect();
+    let frequencies: Vec<f32> = (0..32).map(|i| 10_000f32.powf(-(i as f32) / 32.0)).collect();
+    let table = RotaryTable::new(&positions, &frequencies, 1.0);
+    pair(
+        criterion,
+        "rotary",
+        || ops::rotary(x.clone(), &table).expect("shapes fit"),
+        || reference::rotary(x.clone(), &table),
+    );
+    let weight = leaf([MLP, HIDDEN], 5);
+    pair(
+        criterion,
+        "linear",
+        || ops::linear(x.clone(), weight.clone(), None, None).expect("shapes fit"),
+        || reference::linear(x.clone(), weight.clone(), None, None),
+    );
+    let (k, v) = (leaf([TOKENS, HIDDEN / 2], 6), leaf([TOKENS, HIDDEN / 2], 7));
+    let segment = |at: usize| Segment { start: at * 256, len: 256, position: 0, parent: None };
+    let segments: Arc<[Segment]> = (0..TOKENS / 256).map(segment).collect();
+    pair(
+        criterion,
+        "attention",
+        || ops::attention(x.clone(), k.clone(), v.clone(), &segments, SHAPE).expect("shapes fit"),
+        || reference::attention(x.clone(), k.clone(), v.clone(), &segments, SHAPE),
+    );
+    let head = leaf([VOCAB, HIDDEN], 8);
+    let rows: Vec<u32> = (0..TOKENS as u32).collect();
+    let targets: Vec<u32> = rows.iter().map(|row| row * 7 % VOCAB as u32).collect();
+    pair(
+        criterion,
+        "linear_cross_entropy",
+        || ops::linear_cross_entropy(x.clone(), head.clone(), &rows, &targets).expect("shapes fit").logps,
+        || reference::linear_cross_entropy(x.clone(), head.clone(), &rows, &targets).logps,
+    );
+    pair(
+        criterion,
+        "embedding",
+        || ops::embedding(head.clone(), &targets).expect("ids fit"),
+        || reference::embedding(head.clone(), &targets),
+    );
+}
+
+criterion_group!(benches, all);
+criterion_main!(benches);
