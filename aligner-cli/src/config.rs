@@ -1,6 +1,7 @@
 //! The run file: TOML in which every mistake is reported at once, with its place.
 
 mod check;
+mod failure;
 mod overrides;
 mod problem;
 mod read;
