@@ -27,7 +27,7 @@ pub struct Phase {
 impl Phase {
     /// A phase with the default deadline of ten minutes.
     pub const fn new(name: &'static str) -> Self {
-        Self { name, deadline: Duration::from_secs(600) }
+        Self { name, deadline: Duration::from_mins(10) }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
+mod bench;
 mod ci;
 mod demo;
 mod tidy;
@@ -25,6 +26,8 @@ enum Task {
     Tidy,
     /// Fetch the real model and data that examples and tests can use, with checked hashes.
     Assets(assets::Options),
+    /// Training steps beside PyTorch's, alternating in one run; needs a Python with torch and transformers.
+    Bench(bench::Options),
     /// Write the demo's text, tokenizer and data sets, and train its tiny model.
     DemoModel(demo::Options),
 }
@@ -34,6 +37,7 @@ fn main() -> Result<()> {
         Task::Ci(options) => ci::run(&options),
         Task::Tidy => tidy::run(),
         Task::Assets(options) => assets::run(&options),
+        Task::Bench(options) => bench::run(&options),
         Task::DemoModel(options) => demo::run(&options),
     }
 }

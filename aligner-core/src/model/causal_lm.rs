@@ -61,7 +61,7 @@ impl CausalLm {
         let known = |name: &str| expected.iter().any(|(known, _)| known == name);
         let tied = |name: &str| name == HEAD && config.tie_embeddings && config.num_labels.is_none();
         let unknown: Vec<&str> = (checkpoint.names())
-            .filter(|name| !known(name) && !tied(name) && !name.ends_with("rotary_emb.inv_freq"))
+            .filter(|name| !known(name) && !tied(name) && !name.contains("rotary_emb.inv_freq"))
             .collect();
         if !unknown.is_empty() {
             let message = format!(
@@ -90,7 +90,7 @@ impl CausalLm {
         let mut params = ParamSet::default();
         for (index, (name, shape)) in Self::parameters(&config).iter().enumerate() {
             params.insert_data(name.as_str(), shape, initial(shape, &[seed, index as u64]), device)?;
-            if name.ends_with(".bias") {
+            if name.contains(".bias") {
                 let zeros = Tensor::zeros([shape[0]], device);
                 if let Some(param) = params.iter_mut().last() {
                     param.value = zeros;

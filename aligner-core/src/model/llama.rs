@@ -1,4 +1,4 @@
-//! The Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Touvron et al. 2023,
+//! The Llama family: `RMSNorm`, rotary positions, grouped-query attention, `SwiGLU` (Touvron et al. 2023,
 //! arXiv:2302.13971).
 
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Llama {
         let mut all = vec![("model.embed_tokens.weight".into(), vec![config.vocab_size, hidden])];
         for layer in 0..config.num_layers {
             let mut add = |name: &str, shape: &[usize]| {
-                all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()))
+                all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
             };
             add("input_layernorm.weight", &[hidden]);
             for (name, rows, columns, bias) in [

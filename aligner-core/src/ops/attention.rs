@@ -53,7 +53,7 @@ pub fn attention(
             ));
         }
     }
-    if shape.kv_heads == 0 || shape.heads % shape.kv_heads != 0 {
+    if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
         let (heads, kv_heads) = (shape.heads, shape.kv_heads);
         return Err(Error::Invalid(format!(
             "{heads} query heads are not a multiple of {kv_heads} key heads"

@@ -7,11 +7,11 @@ use super::kernel::on_host;
 
 /// Calls `read` with the tensor's elements in row-major order; without a copy on the CPU device.
 pub fn with_slice<R>(tensor: &Tensor<1>, read: impl FnOnce(&[f32]) -> R) -> R {
-    if on_host(tensor) && !tensor.is_autodiff() {
-        if let DispatchTensorKind::Flex(BackendTensor::Float(flex)) = tensor.clone().into_dispatch().kind {
-            let flex = flex.to_contiguous();
-            return read(flex.as_slice::<f32>().expect("contiguous f32"));
-        }
+    if on_host(tensor)
+        && !tensor.is_autodiff()
+        && let DispatchTensorKind::Flex(BackendTensor::Float(flex)) = tensor.clone().into_dispatch().kind
+    {
+        return read(flex.to_contiguous().as_slice::<f32>().expect("contiguous f32"));
     }
     let data = to_vec(tensor);
     read(&data)

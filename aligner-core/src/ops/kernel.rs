@@ -150,7 +150,7 @@ impl<B: KernelGrads, C: CheckpointStrategy> KernelBackend for Autodiff<B, C> {
         call: Call,
     ) -> FloatTensor<Self> {
         let nodes = [a.node(), b.node(), c.node(), d.node()];
-        let [a, b, c, d] = [a, b, c, d].map(|tensor| tensor.into_primitive());
+        let [a, b, c, d] = [a, b, c, d].map(<FloatTensor<Self>>::into_primitive);
         match KernelBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let inputs = [a.clone(), b.clone(), c.clone(), d.clone()];

@@ -1,4 +1,4 @@
-//! RMSNorm: `y = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, arXiv:1910.07467).
+//! `RMSNorm`: `y = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, arXiv:1910.07467).
 
 use burn::tensor::Tensor;
 use rayon::prelude::*;

@@ -1,4 +1,4 @@
-//! SwiGLU's gate: `silu(gate) * up` (Shazeer 2020, arXiv:2002.05202).
+//! `SwiGLU`'s gate: `silu(gate) * up` (Shazeer 2020, arXiv:2002.05202).
 
 use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;

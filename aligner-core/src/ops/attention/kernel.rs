@@ -139,7 +139,7 @@ impl Attention {
                 let correction = (rows.largest[row] - largest).exp();
                 rows.sum[row] = rows.sum[row] * correction + simd::exp_sum(seen, largest);
                 rows.largest[row] = largest;
-                if correction != 1.0 {
+                if correction < 1.0 {
                     rows.out[row * head_dim..][..head_dim].iter_mut().for_each(|o| *o *= correction);
                 }
             }
