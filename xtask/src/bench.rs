@@ -60,7 +60,8 @@ pub fn run(options: &Options) -> Result<()> {
     succeed(Command::new("cargo").args(["build", "--release", "--workspace", "--example", "bench_train"]))?;
     succeed(python("data.py").arg(&work))?;
     let (model, data) = (work.join("model"), work.join("data.json"));
-    let modes: Vec<&str> = MODES.into_iter().filter(|mode| options.mode.as_deref().is_none_or(|m| m == *mode)).collect();
+    let modes: Vec<&str> =
+        MODES.into_iter().filter(|mode| options.mode.as_deref().is_none_or(|m| m == *mode)).collect();
     ensure!(!modes.is_empty(), "no such mode; there are {}", MODES.join(", "));
     println!("| rows | side | s a step | tokens/s | CPU seconds | peak MiB | times faster |");
     println!("|---|---|---|---|---|---|---|");

@@ -1,4 +1,8 @@
-//! Matrix products on slices: `matrixmultiply`'s kernels, spread over our own threads.
+//! Matrix products on slices, over all threads: our own tiles where the processor has AVX2, else
+//! `matrixmultiply`'s, which also multiplies the small tiles of attention.
+
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use rayon::prelude::*;
 
@@ -122,6 +126,17 @@ pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) 
     assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
     let (m, k, n) = (a.rows, a.cols, b.cols);
     assert_eq!(c.len(), m * n, "output of a matrix product");
+    if k == 0 {
+        // An empty sum: nothing below would write it.
+        if output == Output::Overwrite {
+            c.fill(0.0);
+        }
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if tiles::available() {
+        return tiles::gemm(a, b, c, output, m * n * k >= SERIAL_BELOW);
+    }
     if m * n * k < SERIAL_BELOW {
         return gemm_serial(1.0, a, b, c, n, output);
     }
