@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use aligner_data::{Dataset, DatasetConfig, Kind, Message, Target, Tokenizer};
 
-use crate::common::{learnt, skip, workspace};
+use crate::scene::{learnt, skip, workspace};
 
 /// The path of an asset, if it is there.
 fn asset(name: &str) -> Option<PathBuf> {

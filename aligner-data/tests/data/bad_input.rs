@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use aligner_data::{Dataset, DatasetConfig, Format};
 
-use crate::common::{bare_tokenizer, fixture, tokenizer};
+use crate::scene::{bare_tokenizer, fixture, tokenizer};
 
 struct File {
     _dir: tempfile::TempDir,

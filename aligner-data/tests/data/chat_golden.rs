@@ -10,7 +10,7 @@ use aligner_data::{Encoded, Message, RenderOptions, Target, Tokenizer};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::common::{bare_tokenizer, golden, skip, workspace};
+use crate::scene::{bare_tokenizer, golden, skip, workspace};
 
 fn read_json(name: &str) -> Option<Value> {
     let path = golden().join("chat").join(name);

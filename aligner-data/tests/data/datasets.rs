@@ -3,7 +3,7 @@
 use aligner_core::Group;
 use aligner_data::{Dataset, DatasetConfig, EqualPairs, Format, Kind, Overlong, Target};
 
-use crate::common::{UNMARKED, bare_tokenizer, fixture, learnt, open, tokenizer};
+use crate::scene::{UNMARKED, bare_tokenizer, fixture, learnt, open, tokenizer};
 
 fn groups(dataset: &Dataset) -> Vec<Group> {
     (0..dataset.len()).map(|row| dataset.group(row).unwrap().unwrap()).collect()
@@ -211,6 +211,25 @@ fn a_pair_that_loses_one_side_is_dropped_whole() {
     let dataset = Dataset::open(&config, &tokenizer()).unwrap();
     assert_eq!(dataset.group(1).unwrap(), None);
     assert_eq!(dataset.stats().overlong, 1);
+}
+
+#[test]
+fn a_pair_that_is_cut_to_equal_sides_counts_as_equal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pairs.jsonl");
+    let long =
+        r#"{"prompt": "a", "chosen": "one two three four five", "rejected": "one two three four six"}"#;
+    std::fs::write(&path, format!("{long}\n{}\n", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#))
+        .unwrap();
+    let whole = Dataset::open(&DatasetConfig::new(&path), &tokenizer()).unwrap().group(0).unwrap().unwrap();
+    let max_length = whole.samples[0].prompt_len() + 2;
+    let config = DatasetConfig { max_length, ..DatasetConfig::new(&path) };
+    let message = Dataset::open(&config, &tokenizer()).unwrap().group(0).unwrap_err().to_string();
+    assert!(message.contains("pairs.jsonl:1: chosen and rejected have equal tokens"), "{message}");
+    let config = DatasetConfig { equal_pairs: EqualPairs::Drop, ..config };
+    let mut dataset = Dataset::open(&config, &tokenizer()).unwrap();
+    dataset.retain_usable().unwrap();
+    assert_eq!((dataset.len(), dataset.stats().equal_pairs, dataset.stats().used), (1, 1, 1));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use aligner_data::{Dataset, DatasetConfig, Loader, LoaderState, Overlong};
 use proptest::prelude::*;
 
-use crate::common::tokenizer;
+use crate::scene::tokenizer;
 
 /// A data set of `rows` numbered rows, with an overlong row at each multiple of `long_every`.
 fn numbered(

@@ -3,8 +3,8 @@
 mod assets;
 mod bad_input;
 mod chat_golden;
-mod common;
 mod datasets;
 mod gguf_metadata;
 mod loading;
+mod scene;
 mod tokenizing;

@@ -6,7 +6,7 @@ use std::path::Path;
 use aligner_data::{Message, Target, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::common::{MARKED, bare_tokenizer, golden, learnt, tokenizer};
+use crate::scene::{MARKED, bare_tokenizer, golden, learnt, tokenizer};
 
 /// A copy of the golden tokenizer's directory in which files can be changed.
 fn copied(change: impl Fn(&Path)) -> tempfile::TempDir {
