@@ -1,4 +1,4 @@
-//! Training steps as the PyTorch benchmark scripts time them: prints one JSON line.
+//! Training steps as the `PyTorch` benchmark scripts time them: prints one JSON line.
 //!
 //! `bench_train MODEL_DIR DATA.json full|variable|dpo-live|dpo-cached [repeats]`
 
@@ -21,7 +21,7 @@ const PROMPT_TOKENS: usize = 64;
 fn main() -> anyhow::Result<()> {
     // As the program does: see its main.rs.
     // SAFETY: one integer of mimalloc's option table, before any thread starts.
-    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
+    unsafe { libmimalloc_sys::mi_option_set_default(aligner_cli::MIMALLOC_PURGE_DELAY, -1) };
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, data, mode, rest @ ..] = args.as_slice() else {
         bail!("usage: bench_train MODEL_DIR DATA.json full|variable|dpo-live|dpo-cached [repeats]");

@@ -34,6 +34,8 @@ pub struct Run {
     pub algorithm: Box<dyn Algorithm>,
     /// The rows that the algorithm can train on, where it has said so.
     pub(crate) kind: Option<aligner_data::Kind>,
+    /// Its loss where policy and reference are equal, where it has said so.
+    pub(crate) loss_at_reference: Option<f64>,
     /// Everything with its defaults, as it is written to the run directory.
     pub resolved: toml::Table,
     source: Source,
@@ -75,7 +77,15 @@ impl Run {
         };
         let source = Source { root, problems };
         let resolved = resolve(&config, &built)?;
-        Ok(Self { config, name: built.name, algorithm: built.algorithm, kind: built.kind, resolved, source })
+        Ok(Self {
+            config,
+            name: built.name,
+            algorithm: built.algorithm,
+            kind: built.kind,
+            loss_at_reference: built.loss_at_reference,
+            resolved,
+            source,
+        })
     }
 
     /// Reports a setting that turned out wrong after the file was read, with its place.

@@ -34,6 +34,10 @@ pub use report::Report;
 pub use rundir::{Answer, Record};
 pub use train::{Outcome, train};
 
+/// `mi_option_purge_delay` of mimalloc.h, which the bindings leave out: for how many milliseconds freed
+/// memory is kept before it goes back to the system. A binary that sets it to -1 keeps it.
+pub const MIMALLOC_PURGE_DELAY: i32 = 15;
+
 /// A mistake in what the user asked for: exit code 2, and the message alone is printed.
 #[derive(Debug)]
 pub struct Usage(pub String);

@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let shape = Shape::of(&data, &run.config)?;
     let mut out = shape.describe(&run, &data, steps);
     out.push_str(&memory::parameters(&model.checkpoint));
-    out.push_str(&Memory::estimate(model.checkpoint.config(), &run, shape.largest_micro_batch).describe());
+    out.push_str(&Memory::estimate(model.checkpoint.config(), &run, &shape).describe());
     if arguments.measure {
         out.push_str(&time(&run, &model, &data, steps)?);
     } else {

@@ -16,6 +16,8 @@ pub(crate) struct Built {
     pub(crate) config: toml::Value,
     /// The rows that it trains on, where it has said so.
     pub(crate) kind: Option<Kind>,
+    /// Its loss where policy and reference are equal, where it has said so.
+    pub(crate) loss_at_reference: Option<f64>,
 }
 
 type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<dyn Algorithm>, toml::Value)>;
@@ -48,6 +50,7 @@ struct Entry {
     name: &'static str,
     build: Box<Build>,
     kind: Option<Kind>,
+    loss_at_reference: Option<f64>,
 }
 
 impl Registry {
@@ -60,6 +63,7 @@ impl Registry {
             .on(Kind::Preference)
             .with("dpo", |config: DpoConfig| Dpo::new(config))
             .on(Kind::Preference)
+            .starting_at(Dpo::LOSS_AT_REFERENCE)
     }
 
     /// These and one more, built from the section `[algorithm.NAME]`; a name that is taken is replaced.
@@ -89,7 +93,7 @@ impl Registry {
             }
         };
         self.entries.retain(|entry| entry.name != name);
-        self.entries.push(Entry { name, build: Box::new(build), kind: None });
+        self.entries.push(Entry { name, build: Box::new(build), kind: None, loss_at_reference: None });
         self
     }
 
@@ -99,6 +103,16 @@ impl Registry {
     pub fn on(mut self, kind: Kind) -> Self {
         if let Some(entry) = self.entries.last_mut() {
             entry.kind = Some(kind);
+        }
+        self
+    }
+
+    /// Says which loss, in nats, the algorithm that was added last has where the policy equals its
+    /// reference: the checks before step 1 then hold a run that starts there to it.
+    #[must_use]
+    pub fn starting_at(mut self, loss: f64) -> Self {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.loss_at_reference = Some(loss);
         }
         self
     }
@@ -123,7 +137,8 @@ impl Registry {
                 continue;
             };
             if let Some((algorithm, config)) = (entry.build)(root, &format!("algorithm.{name}"), problems) {
-                built.push(Built { name: name.to_string(), algorithm, config, kind: entry.kind });
+                let (kind, loss_at_reference) = (entry.kind, entry.loss_at_reference);
+                built.push(Built { name: name.to_string(), algorithm, config, kind, loss_at_reference });
             }
         }
         if let [_, second, ..] = sections {

@@ -12,7 +12,7 @@ use aligner_core::Error;
 use aligner_core::weights::atomic_write;
 use anyhow::Context as _;
 
-pub(crate) use checkpoint::{Checkpoints, TrainState, remove_partial, write_directory};
+pub(crate) use checkpoint::{Checkpoints, TrainState, discard, remove_partial, write_directory};
 pub(crate) use events::EventWriter;
 pub use metrics_log::Record;
 pub(crate) use metrics_log::{MetricsLog, read as read_metrics};
@@ -36,19 +36,23 @@ pub(crate) enum Existing {
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    /// Whether what an earlier run has left goes when this one begins.
+    anew: bool,
     /// Held until the process ends; the kernel lets go of it also after a kill.
     _lock: File,
 }
 
-/// Everything that a run writes, and so everything that `--overwrite` removes.
-const OWN: [&str; 7] =
-    [RESOLVED, "metrics.jsonl", "samples.jsonl", "report.html", "checkpoints", "model", "reference.cache"];
+/// What `--overwrite` removes, the directories first: a kill half way leaves what is still a run. The
+/// resolved configuration is written over, and the reference's log-probabilities stay: their keys
+/// are the content of weights and tokens, so they are right for any run.
+const OWN: [&str; 5] = ["checkpoints", "model", "metrics.jsonl", "samples.jsonl", "report.html"];
 const RESOLVED: &str = "resolved.toml";
 const LOCK: &str = ".lock";
 const EVENTS: &str = "events.out.tfevents.";
 
 impl RunDir {
-    /// Makes or opens the directory for a run with the configuration `resolved`.
+    /// Makes or opens the directory for a run with the configuration `resolved`. Nothing of an
+    /// earlier run changes before [`Self::begin`].
     ///
     /// # Errors
     /// [`Usage`] where it holds another run, or something that is no run; a directory in use.
@@ -67,18 +71,28 @@ impl RunDir {
             same_run(&file, resolved)?;
         }
         fs::create_dir_all(path).map_err(Error::io(path))?;
-        let dir = Self { path: path.to_path_buf(), _lock: lock(path)? };
-        if !begun || existing == Existing::Overwrite {
-            dir.clear()?;
+        let anew = !begun || existing == Existing::Overwrite;
+        Ok(Self { path: path.to_path_buf(), anew, _lock: lock(path)? })
+    }
+
+    /// Writes the configuration, and removes an earlier run's files where this one starts anew: to be
+    /// called when the run's model is loaded, for a model that is broken must not cost the old run.
+    pub(crate) fn begin(&self, resolved: &toml::Table) -> anyhow::Result<()> {
+        if self.anew {
+            self.clear()?;
         }
         // A resumed run may have other intervals: the file says what holds now.
         let text = toml::to_string_pretty(resolved).context("the configuration cannot be written as TOML")?;
-        atomic_write(&file, |out| out.write_all(text.as_bytes()))?;
-        Ok(dir)
+        Ok(atomic_write(&self.path.join(RESOLVED), |out| out.write_all(text.as_bytes()))?)
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The step to go on from: that of the newest checkpoint, unless the run starts anew.
+    pub(crate) fn newest_step(&self) -> Option<u64> {
+        if self.anew { None } else { self.checkpoints().steps().last().copied() }
     }
 
     pub(crate) fn checkpoints(&self) -> Checkpoints {
@@ -120,10 +134,11 @@ impl RunDir {
     fn clear(&self) -> anyhow::Result<()> {
         self.remove_events()?;
         for path in OWN.iter().map(|name| self.path.join(name)) {
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed
-                .or_else(|error| if path.exists() { Err(error) } else { Ok(()) })
-                .map_err(Error::io(&path))?;
+            if path.is_dir() {
+                discard(&path)?;
+            } else if path.exists() {
+                fs::remove_file(&path).map_err(Error::io(&path))?;
+            }
         }
         Ok(())
     }
@@ -219,31 +234,42 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// Opens a directory and begins the run, and ends the process that did so.
+    fn begin(path: &Path, resolved: &toml::Table, existing: Existing) {
+        RunDir::open(path, resolved, existing).unwrap().begin(resolved).unwrap();
+    }
+
     #[test]
     fn a_directory_with_a_run_is_not_touched_unless_told() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run");
         let resolved = table("[run]\nseed = 1\nsave_every = 1\n");
-        drop(RunDir::open(&path, &resolved, Existing::Refuse).unwrap());
+        begin(&path, &resolved, Existing::Refuse);
         // Nothing has happened yet: a second start loses nothing.
-        drop(RunDir::open(&path, &resolved, Existing::Refuse).unwrap());
+        begin(&path, &resolved, Existing::Refuse);
         fs::write(path.join("metrics.jsonl"), "{}").unwrap();
         let message = RunDir::open(&path, &resolved, Existing::Refuse).unwrap_err().to_string();
         assert!(message.contains("already holds a run without a checkpoint"), "{message}");
-        drop(RunDir::open(&path, &resolved, Existing::Resume).unwrap());
+        begin(&path, &resolved, Existing::Resume);
         fs::write(path.join("report.html"), "old").unwrap();
-        drop(RunDir::open(&path, &resolved, Existing::Overwrite).unwrap());
-        assert!(!path.join("report.html").exists());
+        fs::write(path.join("reference.cache"), "keyed by content").unwrap();
+        fs::create_dir_all(path.join("checkpoints/step-000003")).unwrap();
+        let opened = RunDir::open(&path, &resolved, Existing::Overwrite).unwrap();
+        assert!(path.join("report.html").exists(), "until the run begins, the old one is whole");
+        assert_eq!(opened.newest_step(), None);
+        opened.begin(&resolved).unwrap();
+        assert!(!path.join("report.html").exists() && !path.join("checkpoints").exists());
+        assert!(path.join("reference.cache").exists());
     }
 
     #[test]
     fn a_resumed_run_must_be_the_same_run() {
         let dir = tempfile::tempdir().unwrap();
         let begun = table("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 1\n");
-        drop(RunDir::open(dir.path(), &begun, Existing::Refuse).unwrap());
+        begin(dir.path(), &begun, Existing::Refuse);
         fs::write(dir.path().join("metrics.jsonl"), "{}").unwrap();
         let saved_more_often = table("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 5\n");
-        drop(RunDir::open(dir.path(), &saved_more_often, Existing::Resume).unwrap());
+        begin(dir.path(), &saved_more_often, Existing::Resume);
         let other = table("[algorithm.dpo]\nbeta = 0.2\n[run]\nseed = 1\n");
         let message = RunDir::open(dir.path(), &other, Existing::Resume).unwrap_err().to_string();
         assert!(message.contains("algorithm.dpo.beta was 0.1, is now 0.2"), "{message}");

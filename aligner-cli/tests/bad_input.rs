@@ -186,16 +186,34 @@ fn a_held_out_part_that_leaves_nothing() {
         .fails(2, &["--set data.train.holdout=32", "32 of 32"]);
 }
 
-#[test]
-fn weights_with_a_nan_are_named_before_the_first_step() {
-    let scene = Scene::new();
-    scene.dpo();
+/// Makes the first number of the model's weights NaN.
+fn plant_a_nan(scene: &Scene) {
     let mut bytes = scene.bytes("model/model.safetensors");
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     bytes[8 + header..12 + header].copy_from_slice(&f32::NAN.to_le_bytes());
     scene.write("model/model.safetensors", bytes);
+}
+
+#[test]
+fn weights_with_a_nan_are_named_before_the_first_step() {
+    let scene = Scene::new();
+    scene.dpo();
+    plant_a_nan(&scene);
     refuses(&scene, 1, &["NaN"]);
     assert!(!scene.path("run/checkpoints").exists());
+}
+
+#[test]
+fn weights_that_are_refused_do_not_cost_the_run_that_was_there() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    let names = ["run/model/model.safetensors", "run/metrics.jsonl", "run/resolved.toml"];
+    let before = names.map(|name| scene.bytes(name));
+    plant_a_nan(&scene);
+    scene.aligner(&["train", "run.toml", "--overwrite"]).fails(1, &["NaN"]);
+    assert!(before == names.map(|name| scene.bytes(name)));
+    assert!(scene.path("run/checkpoints/step-000012").exists());
 }
 
 #[test]

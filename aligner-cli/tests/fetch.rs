@@ -5,7 +5,7 @@ mod scene;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use scene::Scene;
@@ -23,6 +23,8 @@ struct Seen {
 struct Server {
     endpoint: String,
     seen: Arc<Mutex<Vec<Seen>>>,
+    /// Whether the main branch is at its second commit.
+    moved: Arc<AtomicBool>,
 }
 
 /// How the server misbehaves.
@@ -38,6 +40,27 @@ fn weights() -> Vec<u8> {
     (0..100_000u32).map(|at| (at * 7 % 251) as u8).collect()
 }
 
+/// What the server has at one commit: the second has another configuration of the same size, and
+/// weights of another.
+struct Content {
+    commit: &'static str,
+    config: &'static [u8],
+    weights: Vec<u8>,
+}
+
+impl Content {
+    fn at(moved: bool) -> Self {
+        if moved {
+            Self { commit: SECOND, config: b"[]", weights: weights()[..60_000].to_vec() }
+        } else {
+            Self { commit: FIRST, config: b"{}", weights: weights() }
+        }
+    }
+}
+
+const FIRST: &str = "0123456789abcdef";
+const SECOND: &str = "fedcba9876543210";
+
 impl Server {
     fn start(faults: Faults) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -45,13 +68,16 @@ impl Server {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&seen);
         let broken = Arc::new(AtomicUsize::new(0));
+        let moved = Arc::new(AtomicBool::new(false));
+        let has_moved = Arc::clone(&moved);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A client that goes away is the test's business, not the server's.
-                let _ = serve(&stream, faults, &broken, &log);
+                let content = Content::at(has_moved.load(Ordering::SeqCst));
+                let _ = serve(&stream, faults, &content, &broken, &log);
             }
         });
-        Self { endpoint, seen }
+        Self { endpoint, seen, moved }
     }
 
     fn seen(&self) -> Vec<Seen> {
@@ -74,6 +100,7 @@ impl Server {
 fn serve(
     stream: &TcpStream,
     faults: Faults,
+    at: &Content,
     broken: &AtomicUsize,
     log: &Mutex<Vec<Seen>>,
 ) -> std::io::Result<()> {
@@ -96,15 +123,15 @@ fn serve(
         range: range.clone(),
         authorization: headers.get("authorization").cloned(),
     });
-    let listing = listing(faults);
+    let listing = listing(faults, at);
     let (content, cut) = match path.as_str() {
         path if path.starts_with("/api/models/owner/tiny/revision/main") => {
             (listing.as_bytes().to_vec(), false)
         }
-        "/owner/tiny/resolve/main/config.json" => (b"{}".to_vec(), false),
+        "/owner/tiny/resolve/main/config.json" => (at.config.to_vec(), false),
         "/owner/tiny/resolve/main/model.safetensors" => {
             let whole = range.as_deref() != Some("bytes=0-0");
-            (weights(), whole && broken.fetch_add(1, Ordering::SeqCst) < faults.break_off)
+            (at.weights.clone(), whole && broken.fetch_add(1, Ordering::SeqCst) < faults.break_off)
         }
         _ => return respond(stream, "404 Not Found", &[], b"not found", false),
     };
@@ -113,21 +140,27 @@ fn serve(
         return respond(stream, "416 Range Not Satisfiable", &[], b"", false);
     }
     let fields = [
-        ("etag", format!("\"{}\"", content.len())),
-        ("x-repo-commit", "0123456789abcdef".to_string()),
+        ("etag", format!("\"{}\"", etag(&content, at))),
+        ("x-repo-commit", at.commit.to_string()),
         ("content-range", format!("bytes {first}-{last}/{}", content.len())),
     ];
     let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
     respond(stream, status, &fields, &content[first..=last], cut)
 }
 
-fn listing(faults: Faults) -> String {
-    let hash = Sha256::digest(if faults.wrong_checksum { b"other".to_vec() } else { weights() });
+/// The name of the content in the cache.
+fn etag(content: &[u8], at: &Content) -> String {
+    let edition = if at.commit == FIRST { "" } else { "-second" };
+    format!("{}{edition}", content.len())
+}
+
+fn listing(faults: Faults, at: &Content) -> String {
+    let hash = Sha256::digest(if faults.wrong_checksum { b"other".to_vec() } else { at.weights.clone() });
     let hash = hash.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
-    serde_json::json!({ "sha": "0123456789abcdef", "siblings": [
+    serde_json::json!({ "sha": at.commit, "siblings": [
         { "rfilename": "README.md", "size": 1 },
         { "rfilename": "config.json", "size": 2 },
-        { "rfilename": "model.safetensors", "size": weights().len(), "lfs": { "sha256": hash } },
+        { "rfilename": "model.safetensors", "size": at.weights.len(), "lfs": { "sha256": hash } },
     ]})
     .to_string()
 }
@@ -201,8 +234,30 @@ fn a_fetch_that_was_stopped_after_the_last_byte_starts_that_file_again() {
 fn a_file_with_another_checksum_is_refused_and_removed() {
     let (scene, server) = (Scene::new(), Server::start(Faults { wrong_checksum: true, ..Faults::default() }));
     server.fetch(&scene, &["owner/tiny"]).fails(1, &["model.safetensors", "expected sha256", "removed"]);
-    let snapshot = scene.path("hub/hub/models--owner--tiny/snapshots/0123456789abcdef");
+    let snapshot = scene.path("hub/hub/models--owner--tiny/snapshots").join(FIRST);
     assert!(snapshot.join("config.json").exists() && !snapshot.join("model.safetensors").exists());
+}
+
+#[test]
+fn a_branch_that_moved_is_fetched_anew_and_the_old_commit_stays() {
+    let (scene, server) = (Scene::new(), Server::start(Faults::default()));
+    let fetch = || std::path::PathBuf::from(server.fetch(&scene, &["owner/tiny"]).succeeds().trim());
+    let read = |snapshot: &std::path::Path, file: &str| std::fs::read(snapshot.join(file)).unwrap();
+    let first = fetch();
+    server.moved.store(true, Ordering::SeqCst);
+    let second = fetch();
+    assert!(first.ends_with(FIRST) && second.ends_with(SECOND));
+    assert_eq!(read(&second, "config.json"), b"[]", "not the first commit's, though of its size");
+    assert_eq!(read(&second, "model.safetensors"), weights()[..60_000]);
+    assert_eq!(read(&first, "config.json"), b"{}");
+    assert_eq!(read(&first, "model.safetensors"), weights());
+    // Back again: nothing is fetched, and offline it is this commit that is found.
+    server.moved.store(false, Ordering::SeqCst);
+    let ranges = server.ranges().len();
+    assert_eq!(fetch(), first);
+    assert_eq!(server.ranges().len(), ranges);
+    let cached = scene.aligner_with(&[("HF_HUB_OFFLINE", "1")], &["fetch", "owner/tiny"]);
+    assert_eq!(std::path::Path::new(cached.succeeds().trim()), first);
 }
 
 #[test]

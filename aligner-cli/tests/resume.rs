@@ -3,11 +3,15 @@
 mod scene;
 
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use scene::Scene;
+
+const SIGKILL: i32 = 9;
 
 const SETTINGS: [&str; 8] = [
     "--set",
@@ -24,13 +28,21 @@ fn train<'a>(dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["train", "run.toml", "--set", dir][..], &SETTINGS, more].concat()
 }
 
-/// Waits until `ready` or the end of the program.
+/// Waits until `ready`, which comes before the end of the program.
+#[track_caller]
 fn wait(child: &mut Child, mut ready: impl FnMut() -> bool) {
     let started = Instant::now();
-    while !ready() && child.try_wait().expect("a child").is_none() {
+    while !ready() {
+        assert!(child.try_wait().expect("a child").is_none(), "the run ended first");
         assert!(started.elapsed() < Duration::from_mins(2), "the run does not get there");
         std::thread::yield_now();
     }
+}
+
+/// Kills the program, and says whether it was still running.
+fn kill(child: &mut Child) -> bool {
+    child.kill().expect("a child");
+    child.wait().expect("a child").signal() == Some(SIGKILL)
 }
 
 /// The highest step in a log of metrics.
@@ -71,13 +83,12 @@ fn kills_at_several_points_change_nothing() {
     let scene = Scene::new();
     scene.dpo();
     scene.aligner(&train("run.dir=whole", &[])).succeeds();
-    // Before the first checkpoint, between checkpoints, and right after the last step but one.
+    // Before the first checkpoint, between checkpoints, and shortly before the end.
     let mut child = scene.start(&train("run.dir=killed", &[]));
-    for kill_after in [2, 6, 13, 22, 29] {
+    for kill_after in [2, 6, 13, 22, 27] {
         let log = scene.path("killed/metrics.jsonl");
         wait(&mut child, || steps(&log) >= kill_after);
-        child.kill().expect("a child");
-        child.wait().expect("a child");
+        assert!(kill(&mut child), "the run ended before it was killed after step {kill_after}");
         child = scene.start(&train("run.dir=killed", &["--resume"]));
     }
     assert!(child.wait().expect("a child").success());
@@ -90,13 +101,39 @@ fn a_kill_while_a_checkpoint_is_written_changes_nothing() {
     scene.dpo();
     scene.aligner(&train("run.dir=whole", &[])).succeeds();
     let checkpoints = scene.path("torn/checkpoints");
-    let mut child = scene.start(&train("run.dir=torn", &[]));
-    wait(&mut child, || partial(&checkpoints));
-    child.kill().expect("a child");
-    child.wait().expect("a child");
+    // The writing is short: an attempt may find that the kill came after it.
+    let torn = (0..20).any(|_| {
+        let mut child = scene.start(&train("run.dir=torn", &["--overwrite"]));
+        wait(&mut child, || partial(&checkpoints));
+        assert!(kill(&mut child), "the run ended before it was killed");
+        partial(&checkpoints)
+    });
+    assert!(torn, "no kill came while a checkpoint was written");
+    assert!(!scene.path("torn/model").exists(), "the run had not ended");
     scene.aligner(&train("run.dir=torn", &["--resume"])).succeeds();
     assert_same_weights(&scene, "torn");
     assert!(!partial(&checkpoints), "the torn checkpoint is gone");
+}
+
+#[test]
+fn a_kill_at_a_random_moment_changes_nothing() {
+    let scene = Scene::new();
+    scene.dpo();
+    let started = Instant::now();
+    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    let whole = started.elapsed();
+    let nanos = || SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").subsec_nanos();
+    // A moment past the end of a run that was faster than the first is drawn again.
+    let killed = (0..20).any(|_| {
+        let moment = whole.mul_f64(f64::from(nanos()) / 1e9);
+        let _ = writeln!(std::io::stderr(), "killed after {moment:?} of {whole:?}");
+        let mut child = scene.start(&train("run.dir=random", &["--overwrite"]));
+        std::thread::sleep(moment);
+        kill(&mut child)
+    });
+    assert!(killed, "no run was killed before its end");
+    scene.aligner(&train("run.dir=random", &["--resume"])).succeeds();
+    assert_same_weights(&scene, "random");
 }
 
 #[test]
@@ -107,8 +144,7 @@ fn a_partial_checkpoint_and_a_torn_log_are_ignored() {
     let mut child = scene.start(&train("run.dir=planted", &[]));
     let first = scene.path("planted/checkpoints/step-000004");
     wait(&mut child, || first.exists());
-    child.kill().expect("a child");
-    child.wait().expect("a child");
+    assert!(kill(&mut child), "the run ended before it was killed");
     let newest = scene.path("planted/checkpoints/.step-000029.partial");
     fs::create_dir(&newest).unwrap();
     fs::write(newest.join("model.safetensors"), b"half of it").unwrap();
@@ -124,7 +160,8 @@ fn a_partial_checkpoint_and_a_torn_log_are_ignored() {
 fn an_interrupt_saves_and_says_how_to_go_on() {
     let scene = Scene::new();
     scene.dpo();
-    scene.aligner(&train("run.dir=whole", &[])).succeeds();
+    // A planned checkpoint is measured, so the undisturbed run must have as many.
+    scene.aligner(&train("run.dir=whole", &["--set", "run.save_every=0"])).succeeds();
     let mut child = scene.start(&train("run.dir=stopped", &["--set", "run.save_every=0"]));
     let log = scene.path("stopped/metrics.jsonl");
     wait(&mut child, || steps(&log) >= 5);

@@ -72,6 +72,61 @@ fn a_dpo_run_leaves_everything_that_it_promises() {
 }
 
 #[test]
+fn what_became_of_the_rows_is_said_before_and_after() {
+    let scene = Scene::new();
+    scene.dpo();
+    let row = |chosen: &str, rejected: &str| {
+        serde_json::json!({ "prompt": "Say it.", "chosen": chosen, "rejected": rejected }).to_string() + "\n"
+    };
+    let rows = scene.read("pairs.jsonl") + &row("same", "same") + &row(&"yes ".repeat(200), "no");
+    scene.write("pairs.jsonl", rows);
+    let settings = ["--set", "data.train.equal_pairs=drop", "--set", "data.train.max_length=128"];
+    let run = |more: &[&str]| {
+        let call = scene.aligner(&[&["train", "run.toml"][..], &settings, more].concat());
+        call.succeeds();
+        call.stderr
+            .lines()
+            .filter(|line| line.starts_with("pairs.jsonl: "))
+            .map(String::from)
+            .collect::<Vec<_>>()
+    };
+    // The held-out rows are read first; whether the long row is among them is the draw's.
+    let cut = run(&["--set", "run.dir=cut"]);
+    assert!(cut[0].starts_with("pairs.jsonl: 34 rows, 8 used so far"), "{cut:?}");
+    assert_eq!(
+        cut[1],
+        "pairs.jsonl: 34 rows, 33 used so far (1 truncated), 0 dropped as overlong, 1 as equal pairs"
+    );
+    let dropped = run(&["--set", "run.dir=dropped", "--set", "data.train.overlong=drop"]);
+    let expected =
+        "pairs.jsonl: 34 rows, 32 used so far (0 truncated), 1 dropped as overlong, 1 as equal pairs";
+    assert_eq!(dropped, [expected, expected], "`drop` reads every row before the start");
+}
+
+#[test]
+fn every_planned_checkpoint_is_measured_and_the_best_is_kept() {
+    let scene = Scene::new();
+    scene.dpo();
+    // So fast that it gets worse.
+    let settings = ["run.save_every=3", "run.eval_every=5", "run.keep_last=1", "learner.learning_rate=0.3"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+    scene.aligner(&[&["train", "run.toml"][..], &settings].concat()).succeeds();
+    let text = scene.read("run/metrics.jsonl");
+    let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let losses: Vec<(u64, f64)> = records
+        .filter_map(|record| Some((record["step"].as_u64().unwrap(), record["eval/loss"].as_f64()?)))
+        .collect();
+    let steps: Vec<u64> = losses.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, [0, 3, 5, 6, 9, 10, 12]);
+    let saved = losses.iter().filter(|(step, _)| *step > 0 && step.is_multiple_of(3));
+    let (best, _) = saved.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    let kept = |step: u64| scene.path(&format!("run/checkpoints/step-{step:06}")).exists();
+    for step in [3, 6, 9, 12] {
+        assert_eq!(kept(step), step == *best || step == 12, "{step}: {losses:?}");
+    }
+}
+
+#[test]
 fn sft_and_the_reward_model_learn() {
     let scene = Scene::new();
     scene.sft();

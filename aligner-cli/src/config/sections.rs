@@ -85,7 +85,7 @@ impl Default for ReferenceConfig {
 pub struct RunSection {
     /// The run's directory; it is made.
     pub dir: PathBuf,
-    /// Seeds the order of rows, the held-out draw and new heads. 1234, as in NeMo-Aligner.
+    /// Seeds the order of rows and new heads; `holdout_seed` of the data decides which rows are held out. 1234, as in NeMo-Aligner.
     #[serde(default = "default_seed")]
     pub seed: u64,
     /// Optimizer steps; this or `epochs`.
@@ -100,7 +100,8 @@ pub struct RunSection {
     /// Steps between evaluations on held-out rows; 0 is at the start and the end only.
     #[serde(default)]
     pub eval_every: usize,
-    /// Steps between checkpoints; 0 is at the end only.
+    /// Steps between checkpoints; 0 is at the end only. Where `eval_every` is on, held-out rows are
+    /// measured before each, so that the best one is known.
     #[serde(default)]
     pub save_every: usize,
     /// Checkpoints that are kept beside the best one.

@@ -18,6 +18,8 @@ pub(super) struct RemoteFile {
     pub(super) name: String,
     pub(super) size: Option<u64>,
     sha256: Option<String>,
+    /// The commit that the list of files is of, where the hub tells it.
+    commit: Option<String>,
 }
 
 /// A repository at a revision.
@@ -82,10 +84,17 @@ impl Hub {
         let files = info["siblings"]
             .as_array()
             .with_context(|| format!("{}: the answer lists no files", self.shown()))?;
-        files.iter().map(|file| self.file(file)).collect()
+        let commit = info["sha"].as_str();
+        // A commit becomes a path in the cache too.
+        ensure!(
+            commit.is_none_or(|commit| commit.chars().all(|c| c.is_ascii_alphanumeric())),
+            "{}: the answer's commit is no commit",
+            self.shown()
+        );
+        files.iter().map(|file| self.file(file, commit)).collect()
     }
 
-    fn file(&self, entry: &serde_json::Value) -> anyhow::Result<RemoteFile> {
+    fn file(&self, entry: &serde_json::Value, commit: Option<&str>) -> anyhow::Result<RemoteFile> {
         let name = entry["rfilename"]
             .as_str()
             .with_context(|| format!("{}: a file without a name", self.shown()))?;
@@ -97,17 +106,32 @@ impl Hub {
             self.shown()
         );
         let sha256 = entry["lfs"]["sha256"].as_str().map(str::to_string);
-        Ok(RemoteFile { name: name.to_string(), size: entry["size"].as_u64(), sha256 })
+        let commit = commit.map(str::to_string);
+        Ok(RemoteFile { name: name.to_string(), size: entry["size"].as_u64(), sha256, commit })
     }
 
     /// Downloads a file unless it is in the cache; the path is that of the cached file.
     pub(super) fn download(&self, file: &RemoteFile) -> anyhow::Result<PathBuf> {
-        let path = match self.cache.repo(self.repo.clone()).get(&file.name) {
+        let path = match self.in_cache(file)? {
             Some(path) => path,
             None => self.get(file)?,
         };
         self.verify(&path, file)?;
         Ok(path)
+    }
+
+    /// The file in the cache as the listed commit has it; what an earlier commit had is another file.
+    fn in_cache(&self, file: &RemoteFile) -> anyhow::Result<Option<PathBuf>> {
+        let cached = self.cache.repo(self.repo.clone());
+        let Some(commit) = &file.commit else { return Ok(cached.get(&file.name)) };
+        let snapshots = self.cache.path().join(self.repo.folder_name()).join("snapshots");
+        let path = snapshots.join(commit).join(&file.name);
+        if !path.exists() {
+            return Ok(None);
+        }
+        // The revision may have been elsewhere since the file was fetched.
+        cached.create_ref(commit).with_context(|| path.display().to_string())?;
+        Ok(Some(path))
     }
 
     /// Downloads in as many attempts as it takes, each from where the one before broke off.

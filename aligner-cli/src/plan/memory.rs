@@ -7,6 +7,7 @@ use aligner_core::Needs;
 use aligner_core::model::ModelConfig;
 use aligner_core::weights::Checkpoint;
 
+use super::shape::Shape;
 use crate::Run;
 
 const F32_BYTES: f64 = 4.0;
@@ -16,15 +17,17 @@ const F32_BYTES: f64 = 4.0;
 pub(super) struct Memory(Vec<(&'static str, f64)>);
 
 impl Memory {
-    /// What a step of `tokens` in its largest micro-batch holds at its peak.
-    pub(super) fn estimate(config: &ModelConfig, run: &Run, tokens: usize) -> Self {
+    /// What a step of this shape holds at its peak.
+    pub(super) fn estimate(config: &ModelConfig, run: &Run, shape: &Shape) -> Self {
         let weights = config.num_params() as f64 * F32_BYTES;
-        let mut kinds = vec![("weights", weights), ("gradients", weights), ("moments", 2.0 * weights)];
+        // A further micro-batch's gradients are there beside the sum of those before.
+        let sets = if shape.micro_batches > 1.0 { 2.0 } else { 1.0 };
+        let mut kinds = vec![("weights", weights), ("gradients", sets * weights), ("moments", 2.0 * weights)];
         if run.algorithm.needs().contains(Needs::REF_LOGPS) {
             kinds.push(("reference", weights));
         }
         let checkpointing = run.config.learner.gradient_checkpointing;
-        kinds.push(("activations", activations(config, tokens, checkpointing)));
+        kinds.push(("activations", activations(config, shape.largest_micro_batch, checkpointing)));
         Self(kinds)
     }
 

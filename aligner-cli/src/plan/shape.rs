@@ -18,7 +18,8 @@ pub(super) struct Shape {
     max_tokens: usize,
     /// Tokens that the samples have in all, a common prompt counted for each.
     unshared_tokens: f64,
-    micro_batches: f64,
+    /// Micro-batches of a step, on average.
+    pub(super) micro_batches: f64,
     /// Tokens of the largest micro-batch.
     pub(super) largest_micro_batch: usize,
 }

@@ -107,10 +107,7 @@ impl Checkpoints {
         // The newest always stays: it is what a resume starts from.
         let old = steps.len().saturating_sub(keep_last.max(1));
         for &step in steps[..old].iter().filter(|step| Some(**step) != best) {
-            // Renamed first, so that a kill half way leaves no half checkpoint under a good name.
-            let path = self.path(step);
-            let going = partial_name(&path);
-            fs::rename(&path, &going).map_err(Error::io(&path))?;
+            discard(&self.path(step))?;
         }
         remove_partial(&self.dir)
     }
@@ -145,11 +142,42 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}{PARTIAL}"))
 }
 
+/// Where a directory goes before it is removed.
+fn discarded_name(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.old{PARTIAL}"))
+}
+
+/// Puts `partial` in the place of `path`. The old content goes last: until the new one is there, it
+/// can be had back.
 fn replace(partial: &Path, path: &Path) -> Result<()> {
-    if path.exists() {
-        fs::remove_dir_all(path).map_err(Error::io(path))?;
+    let aside = path.exists().then(|| set_aside(path)).transpose()?;
+    let renamed = fs::rename(partial, path).map_err(Error::io(path));
+    match aside {
+        Some(old) if renamed.is_ok() => fs::remove_dir_all(&old).map_err(Error::io(&old)),
+        Some(old) => {
+            // The first error is the one to report.
+            let _ = fs::rename(&old, path);
+            renamed
+        }
+        None => renamed,
     }
-    fs::rename(partial, path).map_err(Error::io(path))
+}
+
+/// Renames a directory to where nobody takes it for a whole one, and says where that is.
+fn set_aside(path: &Path) -> Result<PathBuf> {
+    let old = discarded_name(path);
+    if old.exists() {
+        fs::remove_dir_all(&old).map_err(Error::io(&old))?;
+    }
+    fs::rename(path, &old).map_err(Error::io(path))?;
+    Ok(old)
+}
+
+/// Removes a directory so that a kill half way leaves no half of it under a good name.
+pub(crate) fn discard(path: &Path) -> Result<()> {
+    let old = set_aside(path)?;
+    fs::remove_dir_all(&old).map_err(Error::io(&old))
 }
 
 /// Removes what a killed run left unfinished in `dir`.
@@ -210,6 +238,20 @@ mod tests {
         let full = |_: &Path| Err(Error::Invalid("disk full".into()));
         assert!(checkpoints.save(&state(1, Some(1.0)), full, one_file).is_err());
         assert!(checkpoints.state::<u32>(1).unwrap().eval_loss.is_none());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_is_replaced_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model");
+        let named =
+            |name: &'static str| move |dir: &Path| fs::write(dir.join(name), "").map_err(Error::io(dir));
+        write_directory(&path, named("old")).unwrap();
+        assert!(replace(&dir.path().join("absent"), &path).is_err());
+        assert!(path.join("old").exists(), "what could not be replaced is still there");
+        write_directory(&path, named("new")).unwrap();
+        assert!(path.join("new").exists() && !path.join("old").exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use aligner_core::weights::atomic_write;
 use aligner_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +35,8 @@ impl MetricsLog {
         for record in &kept {
             text.push_str(&line(record));
         }
-        std::fs::write(path, text).map_err(Error::io(path))?;
+        // Not in place: a kill between truncation and writing would lose the whole log.
+        atomic_write(path, |file| file.write_all(text.as_bytes()))?;
         let file = OpenOptions::new().append(true).open(path).map_err(Error::io(path))?;
         Ok(Self { path: path.to_path_buf(), file })
     }

@@ -1,9 +1,9 @@
 //! `samples.jsonl`: answers to held-out prompts before and after training.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
+use aligner_core::weights::atomic_write;
 use aligner_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -29,11 +29,7 @@ pub(crate) fn write(path: &Path, step: u64, answers: &[Answer]) -> Result<()> {
         serde_json::to_writer(&mut text, answer).map_err(|error| Error::format(path, error.to_string()))?;
         text.push(b'\n');
     }
-    let partial = path.with_extension("jsonl.partial");
-    fs::File::create(&partial)
-        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&partial, path))
-        .map_err(Error::io(path))
+    atomic_write(path, |file| file.write_all(&text))
 }
 
 /// All answers of a file; none where there is no file.

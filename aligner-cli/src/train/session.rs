@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use aligner_algos::{Dpo, Learner, PreflightInput, Reference, preflight};
+use aligner_algos::{Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
 use aligner_core::{Device, Group, Needs, Prompt};
@@ -26,6 +26,7 @@ pub(super) struct Session {
     pub(super) model_config: ModelConfig,
     pub(super) learner: Learner,
     pub(super) reference: Option<Reference>,
+    data: Data,
     pub(super) loader: Loader,
     pub(super) held_out: Vec<Group>,
     pub(super) prompts: Vec<Prompt>,
@@ -39,22 +40,25 @@ pub(super) struct Session {
 
 impl Session {
     /// Opens all that the run names. Mistakes in the run file and in the data come first, then the
-    /// run's directory, then the model's weights.
+    /// run's directory, then the model's weights; what an earlier run left there goes after all of them.
     pub(super) fn open(run: Run, existing: Existing) -> anyhow::Result<Self> {
         let model = LoadedModel::of_run(&run)?;
         let data = Data::open(&run, &model)?;
         let total = total_steps(&run, data.train_rows());
         let dir = RunDir::open(&run.config.run.dir, &run.resolved, existing)?;
+        rundir::remove_partial(dir.path())?;
         rundir::remove_partial(&dir.path().join("checkpoints"))?;
         let checkpoints = dir.checkpoints();
         let state: Option<TrainState<LoaderState>> =
-            checkpoints.steps().last().map(|step| checkpoints.state(*step)).transpose()?;
+            dir.newest_step().map(|step| checkpoints.state(step)).transpose()?;
         let from = state.as_ref().map(|state| checkpoints.path(state.step));
 
         let device = wire::device();
         let policy = policy(&run, &model, from.as_ref(), &device)?;
         let model_config = policy.config().clone();
-        let mut reference = reference(&run, &model, &policy, from.is_some(), &dir, &device)?;
+        let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;
+        dir.begin(&run.resolved)?;
+        let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
         let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, wire::alone())?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
@@ -66,6 +70,7 @@ impl Session {
         if let Some(reference) = &mut reference {
             reference.fill(&mut held_out)?;
         }
+        say(&data.account());
         let scores = run.algorithm.needs().contains(Needs::SCORES);
         let prompts = if scores { Vec::new() } else { data.prompts(run.config.run.sample_prompts)? };
         let step = learner.steps();
@@ -84,6 +89,7 @@ impl Session {
             model_config,
             learner,
             reference,
+            data,
             loader,
             held_out,
             prompts,
@@ -121,10 +127,10 @@ impl Session {
         if let Some(reference) = &mut self.reference {
             reference.fill(&mut groups)?;
         }
-        let from_reference = self.run.name == "dpo" && config.reference.path.is_none();
+        let from_reference = config.reference.path.is_none();
         let input = PreflightInput {
             groups: &groups,
-            expected_loss: from_reference.then_some(Dpo::LOSS_AT_REFERENCE),
+            expected_loss: self.run.loss_at_reference.filter(|_| from_reference),
             bos: self.model.tokenizer.bos(),
         };
         let report = preflight(self.learner.policy(), self.run.algorithm.as_ref(), input, &config.preflight)?;
@@ -199,6 +205,7 @@ impl Session {
 
     /// What comes after the last step.
     fn finish(&mut self) -> anyhow::Result<()> {
+        say(&self.data.account());
         self.answer()?;
         let dtype = self.run.config.run.save_dtype;
         rundir::write_directory(&self.dir.model(), |dir| self.save_model(dir, dtype))?;
@@ -248,31 +255,32 @@ fn policy(
 }
 
 /// The frozen model, where the algorithm asks for its log-probabilities.
-fn reference(
+fn frozen(
     run: &Run,
     model: &LoadedModel,
     policy: &CausalLm,
     resumed: bool,
-    dir: &RunDir,
     device: &Device,
-) -> anyhow::Result<Option<Reference>> {
+) -> anyhow::Result<Option<CausalLm>> {
     if !run.algorithm.needs().contains(Needs::REF_LOGPS) {
         return Ok(None);
     }
-    let config = &run.config.reference;
-    let frozen = match &config.path {
+    Ok(Some(match &run.config.reference.path {
         Some(path) => CausalLm::load(&Checkpoint::open(path)?, device)?,
         None if resumed => CausalLm::load(&model.checkpoint, device)?,
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),
-    };
+    }))
+}
+
+/// The frozen model's log-probabilities, kept on disk or computed each time.
+fn reference(run: &Run, frozen: CausalLm, dir: &RunDir) -> anyhow::Result<Reference> {
     let budget = run.config.learner.micro_batch_tokens;
-    let reference = if config.cache {
-        Reference::cached(Box::new(frozen), budget, &wire::reference_cache(run, dir.reference_cache()))?
-    } else {
-        Reference::live(Box::new(frozen), budget)
-    };
-    Ok(Some(reference))
+    if !run.config.reference.cache {
+        return Ok(Reference::live(Box::new(frozen), budget));
+    }
+    let file = wire::reference_cache(run, dir.reference_cache());
+    Ok(Reference::cached(Box::new(frozen), budget, &file)?)
 }
 
 /// Optimizer steps of the whole run.

@@ -18,15 +18,18 @@ impl Session {
             progress.done(step, loss, tokens_per_second);
             let last = step == self.total;
             let config = &self.run.config.run;
-            let (evaluate, save) = (due(step, config.eval_every), due(step, config.save_every));
-            if evaluate || last {
+            let save = due(step, config.save_every);
+            // Every planned checkpoint is measured, else the best could be one that is not there.
+            let measured = save && config.eval_every > 0;
+            if due(step, config.eval_every) || measured || last {
                 self.evaluate()?;
             }
-            // After the evaluation, so that a checkpoint knows its own held-out loss.
-            if save || last || interrupt.asked() {
+            // Read once: a signal between two readings would stop a run that has saved nothing.
+            let asked = interrupt.asked();
+            if save || last || asked {
                 self.save()?;
             }
-            if interrupt.asked() && !last {
+            if asked && !last {
                 return Ok(Ending::Interrupted(step));
             }
         }

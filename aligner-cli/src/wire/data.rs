@@ -1,7 +1,7 @@
 //! The rows of a run: those to train on and those held out.
 
 use aligner_core::{Error, Group, Prompt};
-use aligner_data::{Dataset, DatasetConfig, Kind, Overlong};
+use aligner_data::{Dataset, DatasetConfig, Kind, Overlong, Stats};
 
 use super::LoadedModel;
 use crate::Run;
@@ -12,6 +12,8 @@ pub(crate) struct Data {
     pub(crate) train: Dataset,
     /// The held-out rows; may be empty.
     pub(crate) held_out: Dataset,
+    /// Whether these come from a file of their own.
+    eval_file: bool,
 }
 
 impl Data {
@@ -23,7 +25,17 @@ impl Data {
         if let Some(eval) = &data.eval {
             held_out = open(run, "data.eval", eval, model)?;
         }
-        Ok(Self { train, held_out })
+        Ok(Self { train, held_out, eval_file: data.eval.is_some() })
+    }
+
+    /// What this call has made of the rows so far, a line for each file. A row counts once, however
+    /// often it is read.
+    pub(crate) fn account(&self) -> String {
+        let train = [&self.train];
+        // Rows held out of the training file are in its count.
+        let held_out = self.eval_file.then_some(&self.held_out);
+        let lines: Vec<String> = train.into_iter().chain(held_out).map(account).collect();
+        lines.join("\n")
     }
 
     /// How many rows are trained on.
@@ -57,6 +69,14 @@ impl Data {
         }
         Ok(prompts)
     }
+}
+
+fn account(rows: &Dataset) -> String {
+    let Stats { rows: all, used, truncated, overlong, equal_pairs } = rows.stats();
+    format!(
+        "{}: {all} rows, {used} used so far ({truncated} truncated), {overlong} dropped as overlong, {equal_pairs} as equal pairs",
+        rows.config().path.display()
+    )
 }
 
 fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -> anyhow::Result<Dataset> {
