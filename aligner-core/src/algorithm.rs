@@ -62,6 +62,9 @@ impl Per {
     }
 }
 
+/// How errors name the head that gives log-probabilities and logits.
+pub(crate) const LANGUAGE_HEAD: &str = "language-model head";
+
 /// What one pass of a policy gives a loss. Never logits: `[tokens, vocab]` stays in the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Forward {
@@ -81,9 +84,9 @@ impl Forward {
     /// Log-probability of each target, `[targets]`.
     ///
     /// # Errors
-    /// [`Error::Missing`] where the model has no language-model head.
+    /// [`Error::Head`] where the model has no language-model head.
     pub fn logps(&self) -> Result<&Tensor<1>> {
-        self.logps.as_ref().ok_or(Error::Missing { field: "logps", need: "a language-model head" })
+        self.logps.as_ref().ok_or(Error::Head { field: "logps", head: LANGUAGE_HEAD })
     }
 
     /// The scalar head at each sample's last token, `[sequences, outputs]`.

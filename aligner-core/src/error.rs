@@ -58,6 +58,14 @@ pub enum Error {
         /// The need that brings it.
         need: &'static str,
     },
+    /// A loss or an engine asked for something that the model has no head for.
+    #[error("the model has no {head}, which `{field}` needs")]
+    Head {
+        /// The absent field.
+        field: &'static str,
+        /// The head that gives it.
+        head: &'static str,
+    },
     /// A loss, gradient or reward is not finite.
     #[error("{what} is not finite; samples: {}", samples.join(", "))]
     NotFinite {

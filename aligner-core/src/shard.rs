@@ -11,6 +11,9 @@ use burn::tensor::Tensor;
 use crate::ops::{AttentionShape, attention};
 use crate::{Result, Segment};
 
+/// A block's last linear, plus what it is given: `[tokens, hidden]`.
+pub type Projection<'a> = dyn Fn(Option<Tensor<2>>) -> Result<Tensor<2>> + 'a;
+
 /// What happens at a model's seams.
 pub trait Shard {
     /// Before a block's sharded linears: `[tokens, hidden]` to the same.
@@ -21,12 +24,16 @@ pub trait Shard {
         Ok(x)
     }
 
-    /// After a block's sharded linears, which left a partial sum: `[tokens, hidden]` to the same.
+    /// Adds a block's output to the residual stream, both `[tokens, hidden]`.
+    ///
+    /// `project` is the block's last linear; it adds what it is given in the same pass. A rank that
+    /// holds part of the linear takes the partial sum `project(None)`, reduces it over the ranks, and
+    /// adds the residual once, afterwards.
     ///
     /// # Errors
-    /// A failed collective.
-    fn exit(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        Ok(x)
+    /// Those of `project`; a failed collective.
+    fn exit(&self, residual: Tensor<2>, project: &Projection<'_>) -> Result<Tensor<2>> {
+        project(Some(residual))
     }
 
     /// Attention of layer `layer`: q `[tokens, heads * head_dim]` with rotated k and v

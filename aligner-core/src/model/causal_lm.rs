@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::llama::{Layout, Llama};
 use super::{ModelConfig, layerwise};
+use crate::algorithm::LANGUAGE_HEAD;
 use crate::ops::{embedding, linear, linear_cross_entropy};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
@@ -152,11 +153,6 @@ impl CausalLm {
         &self.device
     }
 
-    /// The parameters, to be changed by an optimizer.
-    pub fn params_mut(&mut self) -> &mut ParamSet {
-        &mut self.params
-    }
-
     /// Trades time for memory: backward passes compute each layer's activations again.
     pub fn set_gradient_checkpointing(&mut self, on: bool) {
         self.gradient_checkpointing = on;
@@ -166,10 +162,10 @@ impl CausalLm {
     /// few rows are asked for; training never calls it.
     ///
     /// # Errors
-    /// [`Error::Missing`] where the model has a scalar head instead.
+    /// [`Error::Head`] where the model has a scalar head instead.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let Head::Language(id) = self.head else {
-            return Err(Error::Missing { field: "logits", need: "a language-model head" });
+            return Err(Error::Head { field: "logits", head: LANGUAGE_HEAD });
         };
         linear(hidden, self.params.matrix(id), None, None)
     }
@@ -209,8 +205,10 @@ impl CausalLm {
         let mut out = Forward::default();
         match self.head {
             Head::Language(id) => {
-                if needs.contains(Needs::SCORES) {
-                    return Err(Error::Missing { field: "scores", need: "a scalar head" });
+                for (need, field) in [(Needs::SCORES, "scores"), (Needs::VALUES, "values")] {
+                    if needs.contains(need) {
+                        return Err(Error::Head { field, head: "scalar head" });
+                    }
                 }
                 let scores =
                     linear_cross_entropy(hidden, self.params.matrix(id), &batch.rows, &batch.targets)?;
@@ -219,6 +217,9 @@ impl CausalLm {
                 out.correct = Some(scores.correct);
             }
             Head::Score(id) => {
+                if !needs.contains(Needs::SCORES) && !needs.contains(Needs::VALUES) {
+                    return Err(Error::Head { field: "logps", head: LANGUAGE_HEAD });
+                }
                 if needs.contains(Needs::SCORES) {
                     let rows: Vec<u32> = batch.sequences.iter().map(|s| s.last_row as u32).collect();
                     let at_ends = embedding(hidden.clone(), &rows)?;

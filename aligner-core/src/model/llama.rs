@@ -173,12 +173,12 @@ impl Llama {
         let k = rotary(layer.k.forward(params, &normed, None)?, &layout.rotary)?;
         let v = layer.v.forward(params, &normed, None)?;
         let attended = shard.attend(index, [q, k, v], &layout.segments, shape)?;
-        let x = shard.exit(layer.o.forward(params, &attended, Some(x))?)?;
+        let x = shard.exit(x, &|residual| layer.o.forward(params, &attended, residual))?;
         let normed = rms_norm(x.clone(), params.vector(layer.mlp_norm), config.rms_norm_eps)?;
         let normed = shard.enter(normed)?;
         let gated =
             swiglu(layer.gate.forward(params, &normed, None)?, layer.up.forward(params, &normed, None)?)?;
-        shard.exit(layer.down.forward(params, &gated, Some(x))?)
+        shard.exit(x, &|residual| layer.down.forward(params, &gated, residual))
     }
 
     /// The final norm, `[tokens, hidden]` to the same.

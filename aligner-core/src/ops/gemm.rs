@@ -43,8 +43,9 @@ impl<'a> Mat<'a> {
         }
     }
 
-    fn at(self, row: usize, col: usize) -> *const f32 {
-        self.data[row * self.row_stride + col * self.col_stride..].as_ptr()
+    /// Rows `first..first + rows`.
+    fn part(self, first: usize, rows: usize) -> Self {
+        Self { data: &self.data[first * self.row_stride..], rows, ..self }
     }
 }
 
@@ -80,19 +81,34 @@ pub(crate) fn gemm_serial(
     c_stride: usize,
     output: Output,
 ) {
+    let extent = if a.rows == 0 { 0 } else { (a.rows - 1) * c_stride + b.cols };
+    assert!(extent <= c.len(), "output of a matrix product");
+    // SAFETY: the extent was checked, and C is borrowed mutably.
+    unsafe { gemm_at(alpha, a, b, c.as_mut_ptr(), c_stride, output) }
+}
+
+/// As [`gemm_serial`], where other tasks write between the rows of C.
+///
+/// # Safety
+/// C has `a.rows` rows of `b.cols` elements, `c_stride` apart, that nobody else touches meanwhile.
+pub(crate) unsafe fn gemm_at(
+    alpha: f32,
+    a: Mat<'_>,
+    b: Mat<'_>,
+    c: *mut f32,
+    c_stride: usize,
+    output: Output,
+) {
     assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
-    let (m, k, n) = (a.rows, a.cols, b.cols);
-    if m == 0 || n == 0 {
+    if a.rows == 0 || b.cols == 0 {
         return;
     }
-    assert!((m - 1) * c_stride + n <= c.len(), "output of a matrix product");
-    // SAFETY: the strides and sizes of A and B were checked when the views were made, those of C
-    // above; C does not overlap them, since it is borrowed mutably.
+    // SAFETY: strides and sizes of A and B were checked when the views were made, C is the caller's.
     unsafe {
         matrixmultiply::sgemm(
-            m,
-            k,
-            n,
+            a.rows,
+            a.cols,
+            b.cols,
             alpha,
             a.data.as_ptr(),
             a.row_stride as isize,
@@ -101,7 +117,7 @@ pub(crate) fn gemm_serial(
             b.row_stride as isize,
             b.col_stride as isize,
             output.beta(),
-            c.as_mut_ptr(),
+            c,
             c_stride as isize,
             1,
         );
@@ -150,28 +166,9 @@ pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) 
     let shared = Shared::new(c);
     grid.into_par_iter().for_each(|(row, col)| {
         let (rows, cols) = (row_step.min(m - row), col_step.min(n - col));
-        let start = row * n + col;
-        // SAFETY: the product visits rows row.. and columns col.. only, and no other task does.
-        let part = unsafe { shared.part(start, (rows - 1) * n + cols) };
-        // SAFETY: inside A, B and C by the bounds of the grid.
-        unsafe {
-            matrixmultiply::sgemm(
-                rows,
-                k,
-                cols,
-                1.0,
-                a.at(row, 0),
-                a.row_stride as isize,
-                a.col_stride as isize,
-                b.at(0, col),
-                b.row_stride as isize,
-                b.col_stride as isize,
-                output.beta(),
-                part.as_mut_ptr(),
-                n as isize,
-                1,
-            );
-        }
+        let c = shared.at(row * n + col, (rows - 1) * n + cols);
+        // SAFETY: no other task has these rows and columns.
+        unsafe { gemm_at(1.0, a.part(row, rows), b.t().part(col, cols).t(), c, n, output) };
     });
 }
 

@@ -187,8 +187,9 @@ pub(crate) fn on_host<const D: usize>(tensor: &Tensor<D>) -> bool {
 #[expect(clippy::uninit_vec, reason = "kernels overwrite their outputs; see below")]
 pub(crate) fn unfilled(len: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is there, every f32 bit pattern is valid, and each kernel writes all
-    // elements before it or anyone else reads one.
+    // SAFETY: the capacity is there, an f32 has no invalid bit pattern, and each kernel writes all
+    // elements before it or anyone else reads one. (The language promises nothing about references to
+    // memory that was never written; this relies on nobody looking.)
     unsafe {
         values.set_len(len);
     }
@@ -213,11 +214,17 @@ impl<'a> Shared<'a> {
         Self { pointer: slice.as_mut_ptr(), len: slice.len(), slice: std::marker::PhantomData }
     }
 
+    /// The address of `start`, for a matrix product that strides over `extent` elements from there
+    /// while other tasks visit the elements between its own.
+    pub(crate) fn at(self, start: usize, extent: usize) -> *mut f32 {
+        assert!(start + extent <= self.len, "range {start}+{extent} of {}", self.len);
+        self.pointer.wrapping_add(start)
+    }
+
     /// The range `start..start + len`.
     ///
     /// # Safety
-    /// No other task may touch an element of the range while the returned slice lives. Where the
-    /// range is strided over by a matrix product, that holds for the elements it visits.
+    /// No other task may touch an element of the range while the returned slice lives.
     pub(crate) unsafe fn part(self, start: usize, len: usize) -> &'a mut [f32] {
         assert!(start + len <= self.len, "range {start}+{len} of {}", self.len);
         // SAFETY: in bounds by the assertion, exclusive by the caller's promise.

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::{AttentionShape, ancestors};
 use crate::Segment;
-use crate::ops::gemm::{Mat, Output, gemm_serial};
+use crate::ops::gemm::{Mat, Output, gemm_at, gemm_serial};
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, Shared, unfilled};
 use crate::ops::simd::{self, add, dot, exp, vectorized};
 
@@ -28,7 +28,7 @@ pub(super) struct Attention {
 struct Tile {
     queries: Range<usize>,
     keys: Range<usize>,
-    /// The first key that a query may not see, relative to the query's own row; none in a prompt.
+    /// Whether the keys are the queries' own segment: each row then sees them up to itself.
     causal: bool,
 }
 
@@ -100,19 +100,11 @@ impl Attention {
         &data[(row * heads + head) * dim..][..dim]
     }
 
-    /// # Safety
-    /// The rows of this head must belong to the calling task.
-    unsafe fn head_mut<'a>(
-        &self,
-        data: Shared<'a>,
-        rows: &Range<usize>,
-        head: usize,
-        heads: usize,
-    ) -> &'a mut [f32] {
-        let (dim, stride) = (self.shape.head_dim, heads * self.shape.head_dim);
-        let len = if rows.is_empty() { 0 } else { (rows.len() - 1) * stride + dim };
-        // SAFETY: the caller owns the elements that products of `dim` columns visit.
-        unsafe { data.part(rows.start * stride + head * dim, len) }
+    /// Where one head's rows start in a `[tokens, heads * head_dim]` output.
+    fn head_start(&self, data: Shared<'_>, rows: &Range<usize>, head: usize) -> *mut f32 {
+        let (dim, stride) = (self.shape.head_dim, self.shape.heads * self.shape.head_dim);
+        let extent = if rows.is_empty() { 0 } else { (rows.len() - 1) * stride + dim };
+        data.at(rows.start * stride + head * dim, extent)
     }
 
     fn kv_head(&self, head: usize) -> usize {
@@ -261,17 +253,16 @@ impl Kernel for Attention {
                         let probabilities = Mat::new(scores, queries.len(), width);
                         let of_scores = Mat::new(of_scores, queries.len(), width);
                         let stride = heads * head_dim;
-                        // SAFETY: this task alone has this head of this tree's tokens.
-                        let (of_q, of_k, of_v) = unsafe {
-                            (
-                                self.head_mut(of_q, &queries, head, heads),
-                                self.head_mut(of_k, &tile.keys, head, heads),
-                                self.head_mut(of_v, &tile.keys, head, heads),
-                            )
-                        };
-                        gemm_serial(1.0, of_scores, k, of_q, stride, Output::Add);
-                        gemm_serial(1.0, of_scores.t(), q, of_k, stride, Output::Add);
-                        gemm_serial(1.0, probabilities.t(), of_out, of_v, stride, Output::Add);
+                        let of_q = self.head_start(of_q, &queries, head);
+                        let of_k = self.head_start(of_k, &tile.keys, head);
+                        let of_v = self.head_start(of_v, &tile.keys, head);
+                        // SAFETY: this task alone has this head of this tree's tokens; `head_start`
+                        // checked that the rows are inside.
+                        unsafe {
+                            gemm_at(1.0, of_scores, k, of_q, stride, Output::Add);
+                            gemm_at(1.0, of_scores.t(), q, of_k, stride, Output::Add);
+                            gemm_at(1.0, probabilities.t(), of_out, of_v, stride, Output::Add);
+                        }
                     }
                 });
             }

@@ -34,113 +34,102 @@ pub(super) fn available() -> bool {
 
 /// `C (+)= A B` with C row-major; call only where [`available`].
 pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output, parallel: bool) {
-    let n = b.cols;
+    let (inner, n) = (b.rows, b.cols);
     if a.rows == 0 || n == 0 {
         return;
     }
     let shared = Shared::new(c);
+    let mut data = unfilled(PANEL.min(n).next_multiple_of(COLUMNS) * DEPTH.min(inner));
     for first in (0..n).step_by(PANEL) {
-        let panel = Panel::pack(b, first, PANEL.min(n - first), parallel);
-        let tasks = panel.tasks(a.rows, parallel);
-        let run = |&(row, strip, strips): &(usize, usize, usize)| {
-            panel.multiply(a, row, strip, strips, shared, n, output)
-        };
-        if parallel { tasks.par_iter().for_each(run) } else { tasks.iter().for_each(run) }
+        for start in (0..inner).step_by(DEPTH) {
+            let (columns, depth) = (PANEL.min(n - first), DEPTH.min(inner - start));
+            let data = &mut data[..columns.next_multiple_of(COLUMNS) * depth];
+            let panel = Panel::pack(data, b, [first, columns], [start, depth], parallel);
+            let output = if start > 0 { Output::Add } else { output };
+            let tasks = panel.tasks(a.rows, parallel);
+            let run = |task: &Task| panel.multiply(a, task, shared, n, output);
+            if parallel { tasks.par_iter().for_each(run) } else { tasks.iter().for_each(run) }
+        }
     }
 }
 
-/// Some columns of B in strips: for each block of the inner dimension, for each strip, `[depth, 16]`.
-struct Panel {
-    data: Vec<f32>,
+/// A block of B in strips: `[strips, depth, 16]`.
+struct Panel<'a> {
+    data: &'a [f32],
     first: usize,
     columns: usize,
+    start: usize,
     depth: usize,
 }
 
-impl Panel {
-    fn pack(b: Mat<'_>, first: usize, columns: usize, parallel: bool) -> Self {
-        let depth = b.rows;
-        let strips = columns.div_ceil(COLUMNS);
-        let mut panel = Self { data: unfilled(strips * COLUMNS * depth), first, columns, depth };
-        let mut parts = Vec::new();
-        let mut rest = panel.data.as_mut_slice();
-        for start in (0..depth).step_by(DEPTH) {
-            let len = DEPTH.min(depth - start);
-            let (block, after) = rest.split_at_mut(strips * COLUMNS * len);
-            rest = after;
-            let groups = block.chunks_mut(PACKED_STRIPS * COLUMNS * len).enumerate();
-            parts.extend(groups.map(|(group, part)| (start, len, group * PACKED_STRIPS * COLUMNS, part)));
-        }
-        let fill = |(start, len, column, part): (usize, usize, usize, &mut [f32])| {
-            let end = columns.min(column + PACKED_STRIPS * COLUMNS);
-            pack::<COLUMNS>(part, b.t(), first + column..first + end, start, len);
+/// What one thread multiplies: [`BLOCK`] rows of A with some strips of the panel.
+struct Task {
+    row: usize,
+    strip: usize,
+    strips: usize,
+}
+
+impl<'a> Panel<'a> {
+    fn pack(
+        data: &'a mut [f32],
+        b: Mat<'_>,
+        [first, columns]: [usize; 2],
+        [start, depth]: [usize; 2],
+        parallel: bool,
+    ) -> Self {
+        let fill = |(group, strips): (usize, &mut [f32])| {
+            let column = first + group * PACKED_STRIPS * COLUMNS;
+            let end = (first + columns).min(column + PACKED_STRIPS * COLUMNS);
+            pack::<COLUMNS>(strips, b.t(), column..end, start, depth);
         };
+        let group = PACKED_STRIPS * COLUMNS * depth;
         if parallel {
-            parts.into_par_iter().for_each(fill)
+            data.par_chunks_mut(group).enumerate().for_each(fill);
         } else {
-            parts.into_iter().for_each(fill)
+            data.chunks_mut(group).enumerate().for_each(fill);
         }
-        panel
+        Self { data, first, columns, start, depth }
     }
 
-    /// (first row, first strip, strips) of each task.
-    fn tasks(&self, rows: usize, parallel: bool) -> Vec<(usize, usize, usize)> {
-        let strips = self.columns.div_ceil(COLUMNS);
+    fn tasks(&self, rows: usize, parallel: bool) -> Vec<Task> {
+        let all = self.columns.div_ceil(COLUMNS);
         let wanted = if parallel { 4 * rayon::current_num_threads() } else { 1 };
-        let step = strips.div_ceil(wanted.div_ceil(rows.div_ceil(BLOCK)));
-        (0..rows)
-            .step_by(BLOCK)
-            .flat_map(|row| {
-                (0..strips).step_by(step).map(move |strip| (row, strip, step.min(strips - strip)))
-            })
-            .collect()
+        let step = all.div_ceil(wanted.div_ceil(rows.div_ceil(BLOCK)));
+        let of_row = |row: usize| {
+            (0..all).step_by(step).map(move |strip| Task { row, strip, strips: step.min(all - strip) })
+        };
+        (0..rows).step_by(BLOCK).flat_map(of_row).collect()
     }
 
     /// One task's part of the product.
-    #[expect(clippy::too_many_arguments, reason = "a task's coordinates and the product's operands")]
-    fn multiply(
-        &self,
-        a: Mat<'_>,
-        row: usize,
-        strip: usize,
-        strips: usize,
-        c: Shared<'_>,
-        n: usize,
-        output: Output,
-    ) {
+    fn multiply(&self, a: Mat<'_>, task: &Task, c: Shared<'_>, n: usize, output: Output) {
+        let (row, depth) = (task.row, self.depth);
         let rows = BLOCK.min(a.rows - row);
-        let all_strips = self.columns.div_ceil(COLUMNS);
+        let in_place = a.col_stride == 1 && rows.is_multiple_of(ROWS);
         let mut packed = Vec::new();
-        for start in (0..self.depth).step_by(DEPTH) {
-            let depth = DEPTH.min(self.depth - start);
-            let in_place = a.col_stride == 1 && rows.is_multiple_of(ROWS);
-            if !in_place {
-                packed.resize(rows.div_ceil(ROWS) * ROWS * depth, 0.0);
-                pack::<ROWS>(&mut packed, a, row..row + rows, start, depth);
-            }
-            let add = start > 0 || output == Output::Add;
-            let block = &self.data[start * all_strips * COLUMNS..][strip * COLUMNS * depth..];
-            for (index, b) in block.chunks_exact(COLUMNS * depth).take(strips).enumerate() {
-                let column = (strip + index) * COLUMNS;
-                let width = COLUMNS.min(self.columns - column);
-                for tile in (0..rows).step_by(ROWS) {
-                    let height = ROWS.min(rows - tile);
-                    let at = (row + tile) * n + self.first + column;
-                    // SAFETY: the tile visits its own rows and columns, which belong to this task.
-                    let c = unsafe { c.part(at, (height - 1) * n + width) };
-                    let operand = if in_place {
-                        let start = (row + tile) * a.row_stride + start;
-                        Rows {
-                            data: &a.data[start..][..(ROWS - 1) * a.row_stride + depth],
-                            row: a.row_stride,
-                            k: 1,
-                        }
-                    } else {
-                        Rows { data: &packed[tile * depth..][..ROWS * depth], row: 1, k: ROWS }
-                    };
+        if !in_place {
+            packed = unfilled(rows.next_multiple_of(ROWS) * depth);
+            pack::<ROWS>(&mut packed, a, row..row + rows, self.start, depth);
+        }
+        let strips = self.data.chunks_exact(COLUMNS * depth).enumerate().skip(task.strip).take(task.strips);
+        for (strip, b) in strips {
+            let column = strip * COLUMNS;
+            let width = COLUMNS.min(self.columns - column);
+            for tile in (0..rows).step_by(ROWS) {
+                let height = ROWS.min(rows - tile);
+                let operand = if in_place {
+                    let at = (row + tile) * a.row_stride + self.start;
+                    let data = &a.data[at..][..(ROWS - 1) * a.row_stride + depth];
+                    Rows { data, row: a.row_stride, k: 1 }
+                } else {
+                    Rows { data: &packed[tile * depth..][..ROWS * depth], row: 1, k: ROWS }
+                };
+                let c = c.at((row + tile) * n + self.first + column, (height - 1) * n + width);
+                let add = output == Output::Add;
+                // SAFETY: `available` was checked, and no other task has these rows and columns.
+                unsafe {
                     if height == ROWS && width == COLUMNS {
-                        // SAFETY: `available` was checked; all three slices have the tile's extent.
-                        unsafe { tile_product(operand, b, c.as_mut_ptr(), n, add) };
+                        tile_product(operand, b, c, n, add);
                     } else {
                         edge_product(operand, b, c, n, [height, width], add);
                     }
@@ -212,13 +201,26 @@ fn transpose<const W: usize>(strip: &mut [f32], rows: [&[f32]; W], depth: usize)
 }
 
 /// A tile at the border of C, through a buffer.
-fn edge_product(a: Rows<'_>, b: &[f32], c: &mut [f32], n: usize, [height, width]: [usize; 2], add: bool) {
+///
+/// # Safety
+/// As [`tile_product`], for `height` rows of `width`.
+unsafe fn edge_product(
+    a: Rows<'_>,
+    b: &[f32],
+    c: *mut f32,
+    stride: usize,
+    [height, width]: [usize; 2],
+    add: bool,
+) {
     let mut tile = [0.0; ROWS * COLUMNS];
-    // SAFETY: `available` was checked; the buffer is a whole tile.
-    unsafe { tile_product(a, b, tile.as_mut_ptr(), COLUMNS, false) };
-    for (row, values) in tile.chunks_exact(COLUMNS).take(height).enumerate() {
-        for (out, value) in c[row * n..][..width].iter_mut().zip(values) {
-            *out = if add { value + *out } else { *value };
+    // SAFETY: the buffer is a whole tile, and C's part is the caller's.
+    unsafe {
+        tile_product(a, b, tile.as_mut_ptr(), COLUMNS, false);
+        for (row, values) in tile.chunks_exact(COLUMNS).take(height).enumerate() {
+            for (column, value) in values.iter().take(width).enumerate() {
+                let out = c.add(row * stride + column);
+                *out = if add { value + *out } else { *value };
+            }
         }
     }
 }
