@@ -78,7 +78,7 @@ fn answer(
     let tokens = prompt_tokens(tokenizer, text, arguments)?;
     let prompt = Prompt { id: String::new(), tokens, metadata: serde_json::Value::Null };
     let mut stream = Stream::default();
-    stream_answer(engine, Request { prompt, sampling: sampling.clone() }, |token| {
+    stream_answer(engine, Request { prompt, sampling: sampling.clone(), sample: 0 }, |token| {
         stream.push(tokenizer, token)
     })?;
     stream.finish(tokenizer)

@@ -1,6 +1,8 @@
 //! A generation engine, as the rollout loop sees it.
 
-use crate::{ParamSet, Prompt, Result, Sample};
+use std::collections::HashMap;
+
+use crate::{Error, ParamSet, Prompt, Result, Sample};
 
 /// How tokens are drawn.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +30,9 @@ pub struct Request {
     pub prompt: Prompt,
     /// How.
     pub sampling: Sampling,
+    /// Which of the prompt's responses this is, from 0. Draws are keyed by the seed, the prompt's id
+    /// and this number: nothing that ran before changes them.
+    pub sample: u64,
 }
 
 /// Names a request within its engine; ids grow in the order of submission.
@@ -84,22 +89,67 @@ pub trait Engine {
     /// Parameters that are not this model's.
     fn refit(&mut self, params: &ParamSet, version: u64) -> Result<()>;
 
-    /// Generates one response for each prompt, in the prompts' order.
+    /// Generates one response for each prompt, in the prompts' order. A prompt that is there several
+    /// times gets as many samples, numbered from 0.
     ///
     /// # Errors
-    /// Those of `submit` and `poll`.
+    /// Those of `submit` and `poll`; [`Error::Invalid`] where the engine stops with requests open.
     fn generate(&mut self, prompts: &[Prompt], sampling: &Sampling) -> Result<Vec<Sample>> {
-        let submit =
-            |prompt: &Prompt| self.submit(Request { prompt: prompt.clone(), sampling: sampling.clone() });
-        let ids = prompts.iter().map(submit).collect::<Result<Vec<_>>>()?;
-        let mut done = std::collections::HashMap::new();
-        while done.len() < ids.len() {
-            for event in self.poll()? {
-                if let Event::Finished { request, sample, .. } = event {
-                    done.insert(request, sample);
+        let mut repeats: HashMap<&str, u64> = HashMap::new();
+        let mut places = HashMap::new();
+        for (at, prompt) in prompts.iter().enumerate() {
+            let count = repeats.entry(&prompt.id).or_default();
+            let request = Request { prompt: prompt.clone(), sampling: sampling.clone(), sample: *count };
+            *count += 1;
+            places.insert(self.submit(request)?, at);
+        }
+        let mut done: Vec<Option<Sample>> = vec![None; prompts.len()];
+        while !places.is_empty() {
+            let events = self.poll()?;
+            if events.is_empty() {
+                let (open, all) = (places.len(), prompts.len());
+                return Err(Error::Invalid(format!("the engine stopped with {open} of {all} requests open")));
+            }
+            for event in events {
+                // Requests that others submitted, or that an earlier failed call left, are not counted.
+                if let Event::Finished { request, sample, .. } = event
+                    && let Some(at) = places.remove(&request)
+                {
+                    done[at] = Some(sample);
                 }
             }
         }
-        Ok(ids.iter().filter_map(|id| done.remove(id)).collect())
+        Ok(done.into_iter().flatten().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Finishes a request that nobody waits for, then stops.
+    struct Stalled(Vec<Event>);
+
+    impl Engine for Stalled {
+        fn submit(&mut self, _: Request) -> Result<RequestId> {
+            Ok(RequestId(7))
+        }
+
+        fn poll(&mut self) -> Result<Vec<Event>> {
+            Ok(std::mem::take(&mut self.0))
+        }
+
+        fn refit(&mut self, _: &ParamSet, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_engine_that_stops_early_is_an_error_and_others_requests_do_not_count() {
+        let foreign =
+            Event::Finished { request: RequestId(1), sample: Sample::default(), reason: FinishReason::Stop };
+        let prompt = Prompt { id: "a".into(), tokens: vec![1], metadata: serde_json::Value::Null };
+        let result = Stalled(vec![foreign]).generate(&[prompt], &Sampling::default());
+        assert!(result.unwrap_err().to_string().contains("1 of 1 requests open"));
     }
 }

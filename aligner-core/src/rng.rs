@@ -12,6 +12,12 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// A word of a key from text, such as a row's id: its FNV-1a hash (Fowler, Noll and Vo 1991).
+pub fn key_of(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
 impl Rng {
     /// The stream for the words of `key`, such as (seed, step, prompt, sample).
     pub fn new(key: &[u64]) -> Self {
@@ -52,6 +58,12 @@ mod tests {
         assert_eq!(rng.bits(7), Rng::new(&[1, 2]).bits(7));
         assert_ne!(rng.bits(7), rng.bits(8));
         assert_ne!(rng.bits(7), Rng::new(&[2, 1]).bits(7));
+    }
+
+    #[test]
+    fn keys_of_text_are_its_published_fnv_1a_hashes() {
+        assert_eq!(key_of(""), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(key_of("foobar"), 0x8594_4171_F739_67E8);
     }
 
     #[test]

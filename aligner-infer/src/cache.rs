@@ -69,7 +69,9 @@ fn attend_one(q: &[f32], cache: &Layer, shape: AttentionShape) -> Vec<f32> {
         };
         let mut weights: Vec<f32> = cache.keys.chunks_exact(width).map(of_position).collect();
         let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
+        for weight in &mut weights {
+            *weight = (*weight - largest).exp();
+        }
         let sum: f32 = weights.iter().sum();
         for (weight, row) in weights.iter().zip(cache.values.chunks_exact(width)) {
             let value = &row[offset..offset + head_dim];

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
-use aligner_core::rng::Rng;
+use aligner_core::rng::{Rng, key_of};
 use aligner_core::{
     Engine, Error, Event, FinishReason, ParamSet, Policy, Request, RequestId, Result, Sample, Segment,
 };
@@ -27,6 +27,8 @@ struct Running {
     id: RequestId,
     request: Request,
     cache: Cache,
+    /// Tokens whose keys and values the cache holds.
+    cached: usize,
     sample: Sample,
     rng: Rng,
 }
@@ -42,20 +44,25 @@ impl CachedEngine {
         let mut sample = Sample::response(prompt, &[]);
         sample.logps = vec![0.0; prompt.len()];
         sample.versions = vec![self.version; prompt.len()];
-        let rng = Rng::new(&[request.sampling.seed, hash(&request.prompt.id), id.0]);
-        Running { id, cache: Cache::new(self.model.config().num_layers), sample, rng, request }
+        let rng = Rng::new(&[request.sampling.seed, key_of(&request.prompt.id), request.sample]);
+        Running { id, cache: self.empty_cache(), cached: 0, sample, rng, request }
+    }
+
+    fn empty_cache(&self) -> Cache {
+        Cache::new(self.model.config().num_layers)
     }
 
     /// Runs the tokens that the cache does not hold yet and draws the next one.
     fn step(&self, running: &mut Running) -> Result<u32> {
         let prompt_len = running.request.prompt.tokens.len();
         let len = running.sample.tokens.len();
-        let first = if len == prompt_len { 0 } else { len - 1 };
+        let first = running.cached;
         let tokens = &running.sample.tokens[first..];
         let positions: Vec<u32> = (first as u32..len as u32).collect();
         let segment = Segment { start: 0, len: tokens.len(), position: first, parent: None };
         let layout = self.model.layout(&positions, &[segment])?;
         let hidden = self.model.hidden(tokens, &layout, &running.cache)?;
+        running.cached = len;
         let last = hidden.narrow(0, tokens.len() - 1, 1);
         let logits = to_vec(&self.model.logits(last)?);
         let counter = (len - prompt_len) as u64;
@@ -82,11 +89,6 @@ impl CachedEngine {
         let full = sample.tokens.len() >= self.model.config().max_positions;
         (generated >= request.sampling.max_tokens || full).then_some(FinishReason::Length)
     }
-}
-
-/// FNV-1a, to key a prompt's random stream by its id.
-fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xCBF2_9CE4_8422_2325, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
 impl Engine for CachedEngine {
@@ -134,6 +136,8 @@ impl Engine for CachedEngine {
         Ok(events)
     }
 
+    /// A request that is running goes on with the new weights: its next step computes all of its
+    /// tokens again, so that no keys and values of the old weights are left.
     fn refit(&mut self, params: &ParamSet, version: u64) -> Result<()> {
         let fits = |(own, new): (&aligner_core::Param, &aligner_core::Param)| {
             own.name == new.name && own.shape == new.shape
@@ -145,6 +149,10 @@ impl Engine for CachedEngine {
         self.model =
             CausalLm::new(self.model.config().clone(), params.clone(), &self.model.device().clone())?;
         self.version = version;
+        if let Some(mut running) = self.running.take() {
+            (running.cache, running.cached) = (self.empty_cache(), 0);
+            self.running = Some(running);
+        }
         Ok(())
     }
 }

@@ -4,14 +4,52 @@ use std::path::PathBuf;
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
+use aligner_core::shard::Whole;
 use aligner_core::weights::Checkpoint;
-use aligner_core::{Batch, Device, Engine, Group, Needs, Policy, Prompt, Sampling};
+use aligner_core::{
+    Batch, Device, Engine, Event, Group, Needs, Policy, Prompt, Request, Sample, Sampling, Segment,
+};
 use aligner_infer::CachedEngine;
+use serde_json::Value;
+
+const MODELS: [&str; 4] = ["llama_gqa_untied", "llama_gqa_tied", "llama3_rope", "llama_bias_mha"];
+/// Suppressed in the golden greedy continuations, which the engine does not do.
+const EOS: u32 = 2;
+
+fn directory(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models")).join(name)
+}
 
 fn model(name: &str) -> CausalLm {
-    let bundled = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
-    let golden = std::env::var_os("ALIGNER_GOLDEN").map_or_else(|| bundled.into(), PathBuf::from);
-    CausalLm::load(&Checkpoint::open(&golden.join("models").join(name)).unwrap(), &Device::flex()).unwrap()
+    CausalLm::load(&Checkpoint::open(&directory(name)).unwrap(), &Device::flex()).unwrap()
+}
+
+/// The same model with every parameter scaled.
+fn scaled(model: &CausalLm, factor: f32) -> CausalLm {
+    let mut params = model.params().clone();
+    params.iter_mut().for_each(|param| param.value = param.value.clone() * factor);
+    CausalLm::new(model.config().clone(), params, &Device::flex()).unwrap()
+}
+
+/// Log-probabilities of the sample's response under the full forward pass.
+fn full_logps(model: &CausalLm, sample: &Sample) -> Vec<f32> {
+    let group = Group::single("drawn", sample.clone());
+    let out = model.forward(&Batch::collate([&group]).unwrap(), Needs::NOTHING).unwrap();
+    to_vec(out.logps().unwrap())
+}
+
+/// Greedy tokens, each by a full forward pass over all tokens before it.
+fn full_greedy(model: &CausalLm, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+        let segment = Segment { start: 0, len: tokens.len(), position: 0, parent: None };
+        let layout = model.layout(&positions, &[segment]).unwrap();
+        let hidden = model.hidden(&tokens, &layout, &Whole).unwrap();
+        let last = to_vec(&model.logits(hidden.narrow(0, tokens.len() - 1, 1)).unwrap());
+        tokens.push((0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap() as u32);
+    }
+    tokens.split_off(prompt.len())
 }
 
 fn prompt(id: &str, tokens: &[u32]) -> Prompt {
@@ -20,17 +58,15 @@ fn prompt(id: &str, tokens: &[u32]) -> Prompt {
 
 #[test]
 fn logps_of_drawn_tokens_are_those_of_the_trainer_s_forward() {
-    for name in ["llama_gqa_untied", "llama_gqa_tied", "llama3_rope", "llama_bias_mha"] {
+    for name in MODELS {
         let model = model(name);
         let mut engine = CachedEngine::new(model.clone());
         let sampling = Sampling { max_tokens: 20, seed: 3, ..Sampling::default() };
         let prompts = [prompt("a", &[5, 6, 7]), prompt("b", &[9])];
         for sample in engine.generate(&prompts, &sampling).unwrap() {
-            let group = Group::single("drawn", sample.clone());
-            let out = model.forward(&Batch::collate([&group]).unwrap(), Needs::NOTHING).unwrap();
             let drawn = &sample.logps[sample.prompt_len()..];
             assert_eq!(drawn.len(), 20);
-            for (a, b) in drawn.iter().zip(to_vec(out.logps().unwrap())) {
+            for (a, b) in drawn.iter().zip(full_logps(&model, &sample)) {
                 assert!((a - b).abs() < 1e-4, "{name}: {a} {b}");
             }
         }
@@ -38,15 +74,56 @@ fn logps_of_drawn_tokens_are_those_of_the_trainer_s_forward() {
 }
 
 #[test]
-fn draws_depend_on_seed_and_prompt_alone() {
+fn greedy_continuations_are_those_of_the_full_forward_and_of_transformers() {
+    let mut golden = 0;
+    for name in MODELS {
+        let (model, expected) = (model(name), std::fs::read(directory(name).join("expected.json")).unwrap());
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+        for sequence in expected["sequences"].as_array().unwrap() {
+            let (tokens, transformers) = (ids(&sequence["input_ids"]), ids(&sequence["greedy"]));
+            let sampling = Sampling { temperature: 0.0, max_tokens: 24, ..Sampling::default() };
+            let sample =
+                CachedEngine::new(model.clone()).generate(&[prompt("a", &tokens)], &sampling).unwrap();
+            let answer = &sample[0].tokens[tokens.len()..];
+            assert_eq!(answer, full_greedy(&model, &tokens, 24), "{name}");
+            if !answer.contains(&EOS) {
+                assert_eq!(answer, transformers, "{name}");
+                golden += 1;
+            }
+        }
+    }
+    assert!(golden >= 6, "only {golden} of 12 have no end token");
+}
+
+#[test]
+fn draws_depend_on_seed_prompt_and_sample_alone() {
     let model = model("llama_gqa_untied");
-    let run = |seed| {
+    let run = |seed, prompts: &[Prompt]| -> Vec<Vec<u32>> {
         let mut engine = CachedEngine::new(model.clone());
         let sampling = Sampling { max_tokens: 8, seed, ..Sampling::default() };
-        engine.generate(&[prompt("a", &[5, 6])], &sampling).unwrap().remove(0).tokens
+        engine.generate(prompts, &sampling).unwrap().into_iter().map(|sample| sample.tokens).collect()
     };
-    assert_eq!(run(1), run(1));
-    assert_ne!(run(1), run(2));
+    let (a, b) = (prompt("a", &[5, 6]), prompt("b", &[5, 6]));
+    let alone = run(1, std::slice::from_ref(&a));
+    assert_eq!(alone, run(1, std::slice::from_ref(&a)));
+    assert_ne!(alone, run(2, std::slice::from_ref(&a)));
+    let together = run(1, &[b, a.clone(), a]);
+    assert_eq!(together[1], alone[0], "another prompt ran before");
+    assert_ne!(together[0], together[1], "another id");
+    assert_ne!(together[2], together[1], "the second sample of a prompt");
+}
+
+#[test]
+fn what_a_failed_call_left_behind_is_not_counted() {
+    let model = model("llama_gqa_untied");
+    let sampling = Sampling { max_tokens: 6, ..Sampling::default() };
+    let mut engine = CachedEngine::new(model.clone());
+    assert!(engine.generate(&[prompt("left", &[5]), prompt("bad", &[])], &sampling).is_err());
+    let prompts = [prompt("a", &[7, 8]), prompt("b", &[9])];
+    let after = engine.generate(&prompts, &sampling).unwrap();
+    assert_eq!(after, CachedEngine::new(model).generate(&prompts, &sampling).unwrap());
+    assert_eq!(after.len(), 2);
 }
 
 #[test]
@@ -70,6 +147,35 @@ fn refit_swaps_handles_and_marks_versions() {
     let sample = engine.generate(&[prompt("a", &[5])], &sampling).unwrap().remove(0);
     assert_eq!(sample.versions, [7, 7, 7]);
     assert!(CachedEngine::new(model).refit(other.params(), 8).is_err());
+}
+
+#[test]
+fn a_refit_in_the_middle_of_a_request_leaves_nothing_of_the_old_weights() {
+    let old = model("llama_gqa_tied");
+    let new = scaled(&old, 1.25);
+    let mut engine = CachedEngine::new(old.clone());
+    let sampling = Sampling { max_tokens: 9, seed: 5, ..Sampling::default() };
+    engine.submit(Request { prompt: prompt("a", &[5, 6]), sampling, sample: 0 }).unwrap();
+    for _ in 0..4 {
+        engine.poll().unwrap();
+    }
+    engine.refit(new.params(), 1).unwrap();
+    let sample = loop {
+        let finished = engine.poll().unwrap().into_iter().find_map(|event| match event {
+            Event::Finished { sample, .. } => Some(sample),
+            Event::Token { .. } => None,
+        });
+        if let Some(sample) = finished {
+            break sample;
+        }
+    };
+    assert_eq!(sample.versions, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]);
+    let (before, after) = (full_logps(&old, &sample), full_logps(&new, &sample));
+    assert!((before[4] - after[4]).abs() > 1e-2, "the weights differ in effect");
+    let expected = before[..4].iter().chain(&after[4..]);
+    for (drawn, expected) in sample.logps[2..].iter().zip(expected) {
+        assert!((drawn - expected).abs() < 1e-4, "{drawn} {expected}");
+    }
 }
 
 #[test]
