@@ -51,6 +51,7 @@ pub fn check_algorithm(algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Al
         groups.iter().flat_map(|g| &g.samples).flat_map(|s| &s.tokens).max().map_or(1, |&t| t as usize + 1);
     let policy = BigramPolicy::new(vocab, 1);
     fill_logps(&mut step.groups, vocab, algorithm.needs())?;
+    let uncredited = step.groups.clone();
     algorithm.credit(&mut step)?;
     let groups = step.groups;
     if groups.len() < 2 {
@@ -67,8 +68,7 @@ pub fn check_algorithm(algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Al
     };
     report.finite_difference_error = trial.finite_difference_error(&groups, &whole)?;
     report.micro_batch_error = gap(&whole, &trial.gradients(&groups.chunks(1).collect::<Vec<_>>())?);
-    let (one, other) = groups.split_at(groups.len() / 2);
-    report.two_rank_error = trial.two_rank_error(&whole, &groups, one, other)?;
+    report.two_rank_error = trial.two_rank_error(&whole, &groups, &uncredited)?;
     if !algorithm.needs().contains(Needs::SCORES) {
         report.empty_sample_error = trial.empty_sample_error(&whole, &groups)?;
     }
@@ -135,19 +135,24 @@ impl Trial<'_> {
         Ok(worst)
     }
 
-    /// Two ranks each divide their summed gradients by the summed count.
-    fn two_rank_error(
-        &self,
-        whole: &Gradients,
-        all: &[Group],
-        one: &[Group],
-        other: &[Group],
-    ) -> Result<f64> {
-        let (mut sum, second) = (self.gradients(&[one])?, self.gradients(&[other])?);
-        sum.add(second.values, second.loss_sum, &second.metrics);
+    /// Each of two ranks gives credit to half of the groups, counts it and sums its gradients, as a
+    /// learner does that sees no other rank's groups.
+    fn two_rank_error(&self, whole: &Gradients, all: &[Group], uncredited: &[Group]) -> Result<f64> {
         let per = self.algorithm.per();
+        let (mut sum, mut apart) = (Gradients::default(), 0.0);
+        let (one, other) = uncredited.split_at(uncredited.len() / 2);
+        for half in [one, other] {
+            let mut step = StepBatch { groups: half.to_vec() };
+            self.algorithm.credit(&mut step)?;
+            if step.groups.is_empty() {
+                continue;
+            }
+            apart += per.count(&step.groups);
+            let gradients = self.gradients(&[&step.groups])?;
+            sum.add(gradients.values, gradients.loss_sum, &gradients.metrics);
+        }
         if !matches!(per, aligner_core::Per::Constant(_)) {
-            let (counted, apart) = (per.count(all), per.count(one) + per.count(other));
+            let counted = per.count(all);
             if (counted - apart).abs() > 0.0 {
                 return Err(Error::Invalid(format!(
                     "algorithm check: {counted} units, but {apart} on two ranks"
@@ -261,6 +266,30 @@ mod tests {
     fn a_mean_of_means_is_found_out() {
         let message = check_algorithm(&MeanOfMeans, &singles()).expect_err("unsound").to_string();
         assert!(message.contains("micro-batches change the gradient"), "{message}");
+    }
+
+    /// Credit that depends on which other groups this rank has.
+    struct SharedCredit;
+
+    impl Algorithm for SharedCredit {
+        fn loss(&self, out: &Forward, batch: &Batch) -> Result<LossOutput> {
+            let logps = out.logps()?;
+            Ok(LossOutput::new((logps.clone() * batch.weights(logps)).sum().neg()))
+        }
+
+        fn credit(&self, step: &mut StepBatch) -> Result<()> {
+            let share = 1.0 / step.groups.len() as f32;
+            for sample in step.groups.iter_mut().flat_map(|group| &mut group.samples) {
+                sample.weights = vec![share; sample.tokens.len()];
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn credit_that_differs_between_ranks_is_found_out() {
+        let message = check_algorithm(&SharedCredit, &singles()).expect_err("unsound").to_string();
+        assert!(message.contains("ranks change the gradient"), "{message}");
     }
 
     /// Its value moves with the parameters in a way that its gradient does not see.

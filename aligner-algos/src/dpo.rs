@@ -1,14 +1,13 @@
 //! Direct preference optimization: the chosen answer's log-ratio to the reference is raised over
 //! the rejected one's.
 
+use aligner_core::ops::host::to_vec;
 use aligner_core::{
-    Algorithm, Batch, Error, Forward, Group, LossOutput, Needs, Per, Result, StepBatch, Tensor,
+    Algorithm, Batch, Error, Forward, LossOutput, Needs, Per, Result, StepBatch, Tensor, constant,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::ops::preference::{
-    Pairs, add_accuracy, add_mean, host, on_device_of, robust_loss, smoothed_sigmoid_loss,
-};
+use crate::ops::preference::{Pairs, add_accuracy, add_mean, check_pair, robust_loss, smoothed_sigmoid_loss};
 
 /// Which function of the difference of log-ratios is minimised; names as in TRL.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,22 +82,19 @@ impl Algorithm for Dpo {
         let losses = self.pair_losses(rewards.difference());
         let comparable: Vec<f32> =
             batch.sequences.chunks(2).map(|pair| f32::from(u8::from(is_comparable(pair)))).collect();
-        let losses = if comparable.contains(&0.0) {
-            losses.clone() * on_device_of(&comparable, &losses)
-        } else {
-            losses
-        };
+        let losses =
+            if comparable.contains(&0.0) { losses.clone() * constant(&comparable, &losses) } else { losses };
         let mut loss = LossOutput::new(losses.sum());
         let metrics = &mut loss.metrics;
-        let (chosen, rejected) = (host(&rewards.chosen), host(&rewards.rejected));
+        let (chosen, rejected) = (to_vec(&rewards.chosen), to_vec(&rewards.rejected));
         let margins: Vec<f32> = chosen.iter().zip(&rejected).map(|(chosen, other)| chosen - other).collect();
         add_mean(metrics, "rewards/chosen", &chosen);
         add_mean(metrics, "rewards/rejected", &rejected);
         add_mean(metrics, "rewards/margins", &margins);
         add_accuracy(metrics, "rewards/accuracies", &chosen, &rejected);
         let logps = Pairs::split(&policy, batch)?;
-        add_mean(metrics, "logps/chosen", &host(&logps.chosen));
-        add_mean(metrics, "logps/rejected", &host(&logps.rejected));
+        add_mean(metrics, "logps/chosen", &to_vec(&logps.chosen));
+        add_mean(metrics, "logps/rejected", &to_vec(&logps.rejected));
         Ok(loss)
     }
 
@@ -106,7 +102,7 @@ impl Algorithm for Dpo {
     /// contribute exactly 0 and are not counted.
     fn credit(&self, step: &mut StepBatch) -> Result<()> {
         for group in &step.groups {
-            check_pair(group)?;
+            check_pair(&group.id, group.samples.len())?;
         }
         step.groups.retain(|pair| pair.samples.iter().all(|sample| sample.targets() > 0));
         Ok(())
@@ -126,22 +122,11 @@ fn is_comparable(pair: &[aligner_core::Sequence]) -> bool {
     pair.iter().all(|sequence| !sequence.targets.is_empty())
 }
 
-/// Checks that a group is a preference pair.
-pub(crate) fn check_pair(group: &Group) -> Result<()> {
-    match group.samples.len() {
-        2 => Ok(()),
-        samples => Err(Error::Invalid(format!(
-            "group {}: a preference pair has 2 samples, chosen and rejected; this group has {samples}",
-            group.id
-        ))),
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::float_cmp, reason = "a loss of exactly 0")]
 mod tests {
     use super::*;
-    use aligner_core::{Device, Sample};
+    use aligner_core::{Device, Group, Sample};
 
     fn answer(tokens: &[u32], ref_logps: &[f32]) -> Sample {
         let mut sample = Sample::response(&[1, 2], tokens);

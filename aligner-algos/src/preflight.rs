@@ -2,11 +2,10 @@
 
 use std::fmt;
 
+use aligner_core::ops::host::to_vec;
 use aligner_core::optim::{Norm, first_not_finite, global_norm};
 use aligner_core::{Algorithm, Batch, Error, Group, Needs, Policy, Result, StepBatch};
 use serde::{Deserialize, Serialize};
-
-use crate::ops::preference::host;
 
 /// What the checks hold the run to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -16,9 +15,10 @@ pub struct PreflightConfig {
     pub tokens: usize,
     /// Most that the first loss may differ from the expected one, in nats.
     pub max_loss_error: f64,
-    /// Largest |KL| of a policy that starts from its reference, mean per token in nats.
+    /// Farthest that a policy that starts from its reference may be from it: the mean over targets of
+    /// |policy − reference log-probability| in nats, which is at least the |KL| estimated from them.
     pub max_kl: f64,
-    /// Largest |KL| of a policy that starts elsewhere; only reported where it is absent.
+    /// The same for a policy that starts elsewhere; only reported where it is absent.
     pub max_kl_elsewhere: Option<f64>,
     /// Most that packed and unpacked log-probabilities (or scores) may differ.
     pub max_packing_error: f64,
@@ -61,6 +61,8 @@ pub struct PreflightReport {
     pub loss: f64,
     /// Mean difference of policy and reference log-probability per target, in nats.
     pub kl: Option<f64>,
+    /// Mean magnitude of that difference: no target's excess hides another's lack.
+    pub reference_distance: Option<f64>,
     /// Largest difference of packed and unpacked log-probabilities (or scores).
     pub packing_error: f64,
     /// Global norm of the gradient.
@@ -77,8 +79,8 @@ impl fmt::Display for PreflightReport {
             100.0 * self.target_share
         )?;
         write!(f, "loss {:.6}", self.loss)?;
-        if let Some(kl) = self.kl {
-            write!(f, ", KL {kl:.1e}")?;
+        if let (Some(kl), Some(distance)) = (self.kl, self.reference_distance) {
+            write!(f, ", KL {kl:.1e}, distance to the reference {distance:.1e}")?;
         }
         write!(f, ", packing error {:.1e}, gradient norm {:.4}", self.packing_error, self.grad_norm)
     }
@@ -98,7 +100,10 @@ pub fn preflight(
         return Err(failed(format!("parameter {name} has a NaN or an infinity; the checkpoint is damaged")));
     }
     let groups = prefix(input.groups, config.tokens)?;
-    groups.iter().try_for_each(|group| check_tokens(group, input.bos))?;
+    groups.iter().try_for_each(check_targets)?;
+    if let Some(bos) = input.bos {
+        check_bos(&groups, bos)?;
+    }
     let mut step = StepBatch { groups };
     algorithm.credit(&mut step)?;
     let batch = Batch::collate(&step.groups)?;
@@ -110,7 +115,10 @@ pub fn preflight(
     };
     let needs = algorithm.needs();
     let packed = outputs(policy, &batch, needs)?;
-    report.kl = kl(&packed, &batch, needs);
+    if let Some(gaps) = reference_gaps(&packed, &batch, needs) {
+        report.kl = Some(gaps.iter().sum::<f64>() / gaps.len() as f64);
+        report.reference_distance = Some(gaps.iter().map(|gap| gap.abs()).sum::<f64>() / gaps.len() as f64);
+    }
     report.packing_error = packing_error(policy, &step.groups, &packed, needs)?;
     let count = algorithm.per().count(&step.groups);
     let gradients =
@@ -137,11 +145,11 @@ fn judge(report: &PreflightReport, expected_loss: Option<f64>, config: &Prefligh
         )));
     }
     let max_kl = if expected_loss.is_some() { Some(config.max_kl) } else { config.max_kl_elsewhere };
-    if let (Some(kl), Some(limit)) = (report.kl, max_kl)
-        && (kl.is_nan() || kl.abs() > limit)
+    if let (Some(distance), Some(limit)) = (report.reference_distance, max_kl)
+        && (distance.is_nan() || distance > limit)
     {
         return Err(failed(format!(
-            "the policy starts {kl:e} nats a token from its reference, more than {limit:e}; look at whether both \
+            "the policy starts {distance:e} nats a token from its reference, more than {limit:e}; look at whether both \
              are the same checkpoint in the same precision"
         )));
     }
@@ -158,22 +166,23 @@ fn failed(message: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("preflight: {message}"))
 }
 
-/// Whole groups up to the token budget, at least one.
+/// Whole groups up to the token budget; at least two where there are two, as one sample alone
+/// packs nothing.
 fn prefix(groups: &[Group], budget: usize) -> Result<Vec<Group>> {
     let mut used = 0;
     let fits = |group: &&Group| {
         used += group.packed_tokens();
         used <= budget
     };
-    let count = groups.iter().take_while(fits).count().max(1);
+    let count = groups.iter().take_while(fits).count().max(groups.len().clamp(1, 2));
     match groups.get(..count) {
         Some(groups) => Ok(groups.to_vec()),
         None => Err(failed("there is no group to check; look at the data set's filters")),
     }
 }
 
-/// Every sample has a target, and none begins with two BOS tokens.
-fn check_tokens(group: &Group, bos: Option<u32>) -> Result<()> {
+/// Every sample has a target.
+fn check_targets(group: &Group) -> Result<()> {
     group.check()?;
     for (at, sample) in group.samples.iter().enumerate() {
         if sample.targets() == 0 {
@@ -182,14 +191,34 @@ fn check_tokens(group: &Group, bos: Option<u32>) -> Result<()> {
                 group.id
             )));
         }
-        if let (Some(bos), [first, second, ..]) = (bos, sample.tokens.as_slice())
-            && *first == bos
-            && *second == bos
-        {
+    }
+    Ok(())
+}
+
+/// No sample has two BOS tokens in a row, and either all begin with one or none does: the template
+/// and the tokenizer must not both write it, nor only for some rows.
+fn check_bos(groups: &[Group], bos: u32) -> Result<()> {
+    let samples = groups.iter().flat_map(|group| {
+        group.samples.iter().enumerate().map(|(at, sample)| (format!("{}#{at}", group.id), &sample.tokens))
+    });
+    let mut first: Option<(String, bool)> = None;
+    for (id, tokens) in samples {
+        if let Some(at) = tokens.windows(2).position(|pair| pair == [bos, bos]) {
             return Err(failed(format!(
-                "{}#{at} begins with the BOS token {bos} twice; look at the chat template, which may write it too",
-                group.id
+                "{id} has the BOS token {bos} twice in a row, at token {at}; look at the chat template, which may \
+                 write it too"
             )));
+        }
+        let begins = tokens.first() == Some(&bos);
+        match &first {
+            None => first = Some((id, begins)),
+            Some((other, other_begins)) if *other_begins != begins => {
+                let (with, without) = if begins { (&id, other) } else { (other, &id) };
+                return Err(failed(format!(
+                    "{with} begins with the BOS token {bos}, {without} does not; look at the chat template"
+                )));
+            }
+            Some(_) => {}
         }
     }
     Ok(())
@@ -200,21 +229,21 @@ fn outputs(policy: &dyn Policy, batch: &Batch, needs: Needs) -> Result<Vec<Vec<f
     let out = policy.forward(batch, needs)?;
     if needs.contains(Needs::SCORES) {
         let scores = out.scores()?;
-        let [sequences, outputs] = scores.dims();
-        let flat = host(&scores.clone().reshape([sequences * outputs]));
+        let [_, outputs] = scores.dims();
+        let flat = to_vec(scores);
         return Ok(flat.chunks(outputs.max(1)).map(<[f32]>::to_vec).collect());
     }
-    let logps = host(out.logps()?);
+    let logps = to_vec(out.logps()?);
     Ok(batch.sequences.iter().map(|sequence| logps[sequence.targets.clone()].to_vec()).collect())
 }
 
-/// Mean over targets of policy minus reference: the k1 estimate on the data.
-fn kl(logps: &[Vec<f32>], batch: &Batch, needs: Needs) -> Option<f64> {
+/// Policy minus reference log-probability of each target; their mean is the k1 estimate on the data.
+fn reference_gaps(logps: &[Vec<f32>], batch: &Batch, needs: Needs) -> Option<Vec<f64>> {
     if needs.contains(Needs::SCORES) || batch.ref_logps.is_empty() {
         return None;
     }
-    let gaps = logps.iter().flatten().zip(&batch.ref_logps).map(|(own, other)| f64::from(own - other));
-    Some(gaps.sum::<f64>() / batch.ref_logps.len() as f64)
+    let pairs = logps.iter().flatten().zip(&batch.ref_logps);
+    Some(pairs.map(|(own, other)| f64::from(own - other)).collect())
 }
 
 /// Largest difference between the packed outputs and those of each sample on its own.
@@ -281,15 +310,43 @@ mod tests {
             let input = PreflightInput { groups: &groups, ..PreflightInput::default() };
             preflight(&BigramPolicy::new(VOCAB, 4), &Dpo::default(), input, &config)
         };
-        let kl = elsewhere(None).expect("only reported").kl.expect("a reference").abs();
-        assert!(kl > 1e-3 && elsewhere(Some(2.0 * kl)).is_ok());
-        assert!(elsewhere(Some(0.5 * kl)).is_err());
+        let distance = elsewhere(None).expect("only reported").reference_distance.expect("a reference");
+        assert!(distance > 1e-3 && elsewhere(Some(2.0 * distance)).is_ok());
+        assert!(elsewhere(Some(0.5 * distance)).is_err());
     }
 
     #[test]
     fn another_starting_point_is_caught_by_its_kl() {
         let message = run(4, &pairs(), None).expect_err("not the reference").to_string();
         assert!(message.contains("nats a token"), "{message}");
+    }
+
+    #[test]
+    fn errors_that_cancel_are_caught() {
+        let mut groups = pairs();
+        for (sample, change) in groups[0].samples[0].ref_logps[2..].iter_mut().zip([0.25, -0.25]) {
+            *sample += change;
+        }
+        // The sums of the pair are as before, so the loss says nothing.
+        let message = run(3, &groups, None).expect_err("not the reference").to_string();
+        assert!(message.contains("nats a token"), "{message}");
+    }
+
+    #[test]
+    fn a_bos_of_some_samples_only_names_both_kinds() {
+        let mut groups = pairs();
+        groups[2].samples[1].tokens[0] = 9;
+        let message = run(3, &groups, Some(1)).expect_err("mixed").to_string();
+        assert!(message.contains("row 0#0 begins") && message.contains("row 2#1 does not"), "{message}");
+    }
+
+    #[test]
+    fn two_groups_are_checked_whatever_the_budget() {
+        let groups = pairs();
+        let config = PreflightConfig { tokens: 1, ..PreflightConfig::default() };
+        let input = PreflightInput { groups: &groups, ..PreflightInput::default() };
+        let policy = BigramPolicy::new(VOCAB, 3);
+        assert_eq!(preflight(&policy, &Dpo::default(), input, &config).expect("sound").samples, 4);
     }
 
     #[test]

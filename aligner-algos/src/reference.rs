@@ -4,19 +4,20 @@ mod cache;
 
 use std::path::Path;
 
+use aligner_core::ops::host::to_vec;
 use aligner_core::weights::checksum;
 use aligner_core::{Batch, Group, Needs, Policy, Result, Sample};
 use sha2::{Digest, Sha256};
 
 use crate::micro_batch::micro_batches;
-use crate::ops::preference::host;
 use cache::{Cache, Key};
 
 /// A frozen policy that fills in `ref_logps`.
 ///
 /// With a cache on disk each sample is computed once: records are keyed by a hash of the reference's
-/// weights and of the sample's tokens and mask, so other weights, other data or another template
-/// never find a stale value.
+/// weights, of the sample's tokens and mask and of the length of its group's common prefix, so other
+/// weights, other data or another template never find a stale value, and what is found is bitwise
+/// what would be computed.
 pub struct Reference {
     policy: Box<dyn Policy>,
     micro_batch_tokens: usize,
@@ -74,8 +75,9 @@ impl Reference {
     /// Fills a group from the cache; false where one of its samples is not there.
     fn look_up(&mut self, group: &mut Group) -> Result<bool> {
         let Some((cache, weights)) = &mut self.cached else { return Ok(false) };
+        let prefix = group.shared_prefix();
         for sample in &mut group.samples {
-            let Some(values) = cache.get(&key(weights, sample))? else { return Ok(false) };
+            let Some(values) = cache.get(&key(weights, prefix, sample))? else { return Ok(false) };
             if values.len() != sample.targets() {
                 return Ok(false);
             }
@@ -89,16 +91,17 @@ impl Reference {
         let logps = if batch.targets.is_empty() {
             Vec::new()
         } else {
-            host(self.policy.forward(batch, Needs::NOTHING)?.logps()?)
+            to_vec(self.policy.forward(batch, Needs::NOTHING)?.logps()?)
         };
         let mut records = Vec::new();
         for sequence in &batch.sequences {
             let at: usize = batch.groups[sequence.group].parse().expect("ids that `fill` has written");
+            let prefix = groups[at].shared_prefix();
             let sample = &mut groups[at].samples[sequence.sample];
             let values = &logps[sequence.targets.clone()];
             scatter(sample, values);
             if let Some((_, weights)) = &self.cached {
-                records.push((key(weights, sample), values.to_vec()));
+                records.push((key(weights, prefix, sample), values.to_vec()));
             }
         }
         match &mut self.cached {
@@ -117,10 +120,13 @@ fn scatter(sample: &mut Sample, values: &[f32]) {
     }
 }
 
-/// The hash of the weights, the tokens and the mask: all that the log-probabilities depend on.
-fn key(weights: &[u8; 32], sample: &Sample) -> Key {
+/// The hash of the weights, the prefix length, the tokens and the mask: all that the
+/// log-probabilities depend on. Where the prefix ends, attention is summed in two parts, so its
+/// length decides their last bits.
+fn key(weights: &[u8; 32], shared_prefix: usize, sample: &Sample) -> Key {
     let mut hash = Sha256::new();
     hash.update(weights);
+    hash.update((shared_prefix as u64).to_le_bytes());
     hash.update((sample.tokens.len() as u64).to_le_bytes());
     sample.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
     sample.mask.iter().for_each(|&target| hash.update([u8::from(target)]));

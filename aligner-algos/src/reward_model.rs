@@ -1,10 +1,12 @@
 //! Reward modelling: a scalar head learns to score chosen answers above rejected ones.
 
-use aligner_core::{Algorithm, Batch, Error, Forward, LossOutput, Needs, Per, Result, StepBatch, Tensor};
+use aligner_core::ops::host::to_vec;
+use aligner_core::{
+    Algorithm, Batch, Error, Forward, LossOutput, Needs, Per, Result, StepBatch, Tensor, constant,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::dpo::check_pair;
-use crate::ops::preference::{Pairs, add_accuracy, add_mean, host, log_sigmoid, on_device_of};
+use crate::ops::preference::{Pairs, add_accuracy, add_mean, check_pair, log_sigmoid};
 
 /// Settings of [`RewardModel`]; the coefficient's name is TRL's.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -66,7 +68,7 @@ impl Algorithm for RewardModel {
         let pairs = Pairs::split(&scores, batch)?;
         let mut difference = pairs.difference();
         if let Some(margins) = self.margins(batch) {
-            difference = difference.clone() - on_device_of(&margins, &difference);
+            difference = difference.clone() - constant(&margins, &difference);
         }
         let mut losses = log_sigmoid(difference).neg();
         if self.config.center_rewards_coefficient > 0.0 {
@@ -75,7 +77,7 @@ impl Algorithm for RewardModel {
         }
         let mut loss = LossOutput::new(losses.sum());
         let metrics = &mut loss.metrics;
-        let (chosen, rejected) = (host(&pairs.chosen), host(&pairs.rejected));
+        let (chosen, rejected) = (to_vec(&pairs.chosen), to_vec(&pairs.rejected));
         let margins: Vec<f32> = chosen.iter().zip(&rejected).map(|(chosen, other)| chosen - other).collect();
         let all = [chosen.as_slice(), rejected.as_slice()].concat();
         add_mean(metrics, "rewards/chosen", &chosen);
@@ -83,13 +85,15 @@ impl Algorithm for RewardModel {
         add_mean(metrics, "margin", &margins);
         add_accuracy(metrics, "accuracy", &chosen, &rejected);
         add_mean(metrics, "mean_reward", &all);
-        metrics.add("min_reward", f64::from(all.iter().copied().fold(f32::INFINITY, f32::min)), 1.0);
-        metrics.add("max_reward", f64::from(all.iter().copied().fold(f32::NEG_INFINITY, f32::max)), 1.0);
+        for score in all {
+            metrics.add_min("min_reward", f64::from(score));
+            metrics.add_max("max_reward", f64::from(score));
+        }
         Ok(loss)
     }
 
     fn credit(&self, step: &mut StepBatch) -> Result<()> {
-        step.groups.iter().try_for_each(check_pair)
+        step.groups.iter().try_for_each(|group| check_pair(&group.id, group.samples.len()))
     }
 
     fn needs(&self) -> Needs {

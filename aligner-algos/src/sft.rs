@@ -1,9 +1,8 @@
 //! Supervised fine-tuning: the answers' log-likelihood is raised.
 
+use aligner_core::ops::host::to_vec;
 use aligner_core::{Algorithm, Batch, Forward, LossOutput, Per, Result, StepBatch};
 use serde::{Deserialize, Serialize};
-
-use crate::ops::preference::host;
 
 /// What one unit of the loss's mean is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +46,7 @@ impl Algorithm for Sft {
             logps.clone() * batch.weights(logps)
         };
         let mut loss = LossOutput::new(weighted.sum().neg());
-        let nll: f64 = host(logps).iter().map(|logp| -f64::from(*logp)).sum();
+        let nll: f64 = to_vec(logps).iter().map(|logp| -f64::from(*logp)).sum();
         loss.metrics.add("nll", nll, batch.targets.len() as f64);
         if let Some(correct) = &out.correct {
             loss = loss.mean("mean_token_accuracy", correct);

@@ -1,24 +1,70 @@
-//! Metrics as (sum, weight) pairs, so that they add across micro-batches and ranks.
+//! Metrics that still combine across micro-batches and ranks: means as (sum, weight) pairs, extremes.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 
-/// Named means that can still be added to: each is a sum and the weight it is divided by.
+/// How a metric's parts combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Sums and weights add.
+    Mean,
+    /// The smallest stays.
+    Min,
+    /// The largest stays.
+    Max,
+}
+
+/// A metric so far: a sum and its weight, or an extreme and a weight of 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Value {
+    kind: Kind,
+    pair: (f64, f64),
+}
+
+impl Value {
+    fn combine(&mut self, (sum, weight): (f64, f64)) {
+        match self.kind {
+            Kind::Mean => self.pair = (self.pair.0 + sum, self.pair.1 + weight),
+            Kind::Min => self.pair.0 = self.pair.0.min(sum),
+            Kind::Max => self.pair.0 = self.pair.0.max(sum),
+        }
+    }
+
+    /// None where nothing has a weight.
+    fn get(self) -> Option<f64> {
+        (self.pair.1 != 0.0).then(|| self.pair.0 / self.pair.1)
+    }
+}
+
+/// Named values that can still be added to: means, each a sum and the weight it is divided by, and
+/// extremes. A name keeps the kind that it was given first.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Metrics(BTreeMap<String, (f64, f64)>);
+pub struct Metrics(BTreeMap<String, Value>);
 
 impl Metrics {
     /// Adds `sum / weight` to the mean called `name`.
     pub fn add(&mut self, name: impl Into<String>, sum: f64, weight: f64) {
-        let entry = self.0.entry(name.into()).or_default();
-        entry.0 += sum;
-        entry.1 += weight;
+        self.combine(name.into(), Value { kind: Kind::Mean, pair: (sum, weight) });
+    }
+
+    /// Lowers the minimum called `name` to `value`, where it is smaller.
+    pub fn add_min(&mut self, name: impl Into<String>, value: f64) {
+        self.combine(name.into(), Value { kind: Kind::Min, pair: (value, 1.0) });
+    }
+
+    /// Raises the maximum called `name` to `value`, where it is larger.
+    pub fn add_max(&mut self, name: impl Into<String>, value: f64) {
+        self.combine(name.into(), Value { kind: Kind::Max, pair: (value, 1.0) });
+    }
+
+    fn combine(&mut self, name: String, value: Value) {
+        self.0.entry(name).and_modify(|own| own.combine(value.pair)).or_insert(value);
     }
 
     /// Replaces `name` by a single value.
     pub fn set(&mut self, name: impl Into<String>, value: f64) {
-        self.0.insert(name.into(), (value, 1.0));
+        self.0.insert(name.into(), Value { kind: Kind::Mean, pair: (value, 1.0) });
     }
 
     /// Adds every element of `values` with weight 1.
@@ -28,26 +74,31 @@ impl Metrics {
         self.add(name, f64::from(sum), count as f64);
     }
 
-    /// Adds another set's sums and weights to these.
+    /// Combines another set's values with these.
     pub fn merge(&mut self, other: &Self) {
-        for (name, &(sum, weight)) in &other.0 {
-            self.add(name.as_str(), sum, weight);
+        for (name, &value) in &other.0 {
+            self.combine(name.clone(), value);
         }
     }
 
-    /// The mean called `name`; none where it was never added or has no weight.
+    /// The value called `name`; none where it was never added or has no weight.
     pub fn get(&self, name: &str) -> Option<f64> {
-        self.0.get(name).filter(|(_, weight)| *weight != 0.0).map(|(sum, weight)| sum / weight)
+        self.0.get(name).and_then(|value| value.get())
     }
 
-    /// All means with a weight, by name.
+    /// All values with a weight, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
-        self.0.iter().filter(|(_, v)| v.1 != 0.0).map(|(name, (sum, weight))| (name.as_str(), sum / weight))
+        self.0.iter().filter_map(|(name, value)| Some((name.as_str(), value.get()?)))
     }
 
-    /// The sums and weights themselves, for a reduction over ranks.
+    /// The sums and weights themselves; an extreme is its value and a weight of 1.
     pub fn pairs_mut(&mut self) -> impl Iterator<Item = (&str, &mut (f64, f64))> {
-        self.0.iter_mut().map(|(name, pair)| (name.as_str(), pair))
+        self.0.iter_mut().map(|(name, value)| (name.as_str(), &mut value.pair))
+    }
+
+    /// Each name with its kind, and its sum and weight, for a reduction over ranks.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, Kind, (f64, f64))> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.kind, value.pair))
     }
 }
 
@@ -165,18 +216,13 @@ pub const DICTIONARY: &[Entry] = &[
     },
     Entry {
         name: "min_reward",
-        meaning: "reward model: lowest score of a micro-batch, mean over the step's",
+        meaning: "reward model: lowest score of the step",
         healthy: "not running away",
     },
     Entry {
         name: "max_reward",
-        meaning: "reward model: highest score of a micro-batch, mean over the step's",
+        meaning: "reward model: highest score of the step",
         healthy: "not running away",
-    },
-    Entry {
-        name: "kl",
-        meaning: "mean per-token KL of the policy to its reference, in nats",
-        healthy: "0 at the start; tens of nats a sequence mean that the policy has left its reference",
     },
 ];
 
@@ -201,9 +247,21 @@ mod tests {
     }
 
     #[test]
+    fn extremes_stay_extremes() {
+        let mut all = Metrics::default();
+        for value in [2.0, -3.0, 1.0] {
+            let mut part = Metrics::default();
+            part.add_min("min_reward", value);
+            part.add_max("max_reward", value);
+            all.merge(&part);
+        }
+        assert_eq!(all.iter().collect::<Vec<_>>(), [("max_reward", 2.0), ("min_reward", -3.0)]);
+    }
+
+    #[test]
     fn a_mean_of_nothing_is_absent() {
         let mut all = Metrics::default();
-        all.add("kl", 0.0, 0.0);
-        assert_eq!(all.get("kl"), None);
+        all.add("nll", 0.0, 0.0);
+        assert_eq!(all.get("nll"), None);
     }
 }

@@ -335,6 +335,35 @@ fn unknown_gguf_tensor_is_refused_rather_than_left_out() {
 }
 
 #[test]
+fn gguf_tensor_of_other_dimensions_is_refused_by_name() {
+    let with = |name: &str, dims: &[u64]| {
+        let bytes = GgufBytes::header(3, 2, 7)
+            .text("general.architecture")
+            .u32(8)
+            .text("llama")
+            .size("llama.embedding_length", 32)
+            .size("llama.attention.head_count", 4)
+            .size("llama.attention.head_count_kv", 2)
+            .size("llama.feed_forward_length", 32)
+            .size("llama.block_count", 1)
+            .size("llama.context_length", 16)
+            .tensor("token_embd.weight", &[32, 4], 2, 0)
+            .tensor(name, dims, 0, 96)
+            .data(96 + 4 * dims.iter().product::<u64>() as usize);
+        Checkpoint::open(&Scratch::new("x.gguf").write(&bytes)).map(drop)
+    };
+    with("blk.0.attn_q.weight", &[8, 8]).unwrap();
+    for (name, dims) in [
+        ("blk.0.attn_q.weight", [].as_slice()),
+        ("blk.0.attn_k.bias", &[8, 2]),
+        ("output_norm.weight", &[8, 2]),
+    ] {
+        let message = with(name, dims).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("dimensions, got"), "{message}");
+    }
+}
+
+#[test]
 fn gguf_settings_that_change_the_model_are_refused_together() {
     let bytes = GgufBytes::header(3, 0, 5)
         .text("general.architecture")

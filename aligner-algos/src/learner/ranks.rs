@@ -1,6 +1,6 @@
 //! What a step exchanges among ranks. With one rank nothing is exchanged.
 
-use aligner_core::metrics::DICTIONARY;
+use aligner_core::metrics::{DICTIONARY, Kind};
 use aligner_core::{Communicator, Error, Gradients, Metrics, ParamSet, Phase, Reduce, Result, Tensor};
 
 const AGREE: Phase = Phase::new("agreeing on a step");
@@ -46,24 +46,39 @@ pub(super) fn sum_gradients(
     Ok(())
 }
 
-/// Adds the metrics of all ranks. Those of the dictionary are exchanged: every rank knows their
-/// order, whatever its own batches logged. Others stay as this rank saw them.
+/// Combines the metrics of all ranks: means add, extremes stay extremes. Those of the dictionary are
+/// exchanged: every rank knows their order, whatever its own batches logged. Others stay as this
+/// rank saw them.
 pub(super) fn sum_metrics(comm: &dyn Communicator, metrics: &mut Metrics) -> Result<()> {
     if comm.size() == 1 {
         return Ok(());
     }
     let mut sums = vec![0.0; 2 * DICTIONARY.len()];
+    // The maximum, and the minimum with its sign changed; a rank without either has the least number.
+    let mut extremes = vec![f64::NEG_INFINITY; 2 * DICTIONARY.len()];
     let mut all = Metrics::default();
-    for (name, &mut (sum, weight)) in metrics.pairs_mut() {
-        match DICTIONARY.iter().position(|entry| entry.name == name) {
-            Some(at) => (sums[2 * at], sums[2 * at + 1]) = (sum, weight),
-            None => all.add(name, sum, weight),
+    for (name, kind, (sum, weight)) in metrics.parts() {
+        let place = DICTIONARY.iter().position(|entry| entry.name == name);
+        match (place, kind) {
+            (Some(at), Kind::Mean) => (sums[2 * at], sums[2 * at + 1]) = (sum, weight),
+            (Some(at), Kind::Max) => extremes[2 * at] = sum,
+            (Some(at), Kind::Min) => extremes[2 * at + 1] = -sum,
+            (None, Kind::Mean) => all.add(name, sum, weight),
+            (None, Kind::Max) => all.add_max(name, sum),
+            (None, Kind::Min) => all.add_min(name, sum),
         }
     }
     comm.all_reduce_host(&mut sums, Reduce::Sum, METRICS)?;
-    for (entry, pair) in DICTIONARY.iter().zip(sums.chunks_exact(2)) {
-        if pair[1] != 0.0 {
-            all.add(entry.name, pair[0], pair[1]);
+    comm.all_reduce_host(&mut extremes, Reduce::Max, METRICS)?;
+    for (at, entry) in DICTIONARY.iter().enumerate() {
+        if sums[2 * at + 1] != 0.0 {
+            all.add(entry.name, sums[2 * at], sums[2 * at + 1]);
+        }
+        if extremes[2 * at] > f64::NEG_INFINITY {
+            all.add_max(entry.name, extremes[2 * at]);
+        }
+        if extremes[2 * at + 1] > f64::NEG_INFINITY {
+            all.add_min(entry.name, -extremes[2 * at + 1]);
         }
     }
     *metrics = all;

@@ -1,7 +1,6 @@
 //! Losses of preference pairs as functions of score differences.
 
 use aligner_core::{Batch, Error, Metrics, Result, Tensor};
-use burn::tensor::TensorData;
 
 /// The two sides of each preference pair, both `[pairs]`.
 #[derive(Debug, Clone)]
@@ -45,13 +44,17 @@ fn check_pairs(batch: &Batch) -> Result<()> {
     for sequence in &batch.sequences {
         samples[sequence.group] += 1;
     }
-    match samples.iter().position(|&samples| samples != 2) {
-        Some(at) => Err(Error::Invalid(format!(
-            "group {}: a preference pair has 2 samples, chosen and rejected; this group has {}",
-            batch.groups[at], samples[at]
-        ))),
-        None => Ok(()),
+    batch.groups.iter().zip(samples).try_for_each(|(id, samples)| check_pair(id, samples))
+}
+
+/// Checks that the group called `id` is a preference pair.
+pub(crate) fn check_pair(id: &str, samples: usize) -> Result<()> {
+    if samples == 2 {
+        return Ok(());
     }
+    Err(Error::Invalid(format!(
+        "group {id}: a preference pair has 2 samples, chosen and rejected; this group has {samples}"
+    )))
 }
 
 /// `log σ(x)`, elementwise, finite and with full relative precision in both tails.
@@ -89,16 +92,6 @@ pub fn robust_loss(logits: Tensor<1>, label_smoothing: f64) -> Tensor<1> {
     (flipped - log_sigmoid(logits) * (1.0 - label_smoothing)) / (1.0 - 2.0 * label_smoothing)
 }
 
-/// Elements `[elements]` in host memory, without gradient.
-pub(crate) fn host(values: &Tensor<1>) -> Vec<f32> {
-    aligner_core::ops::host::to_vec(values)
-}
-
-/// Constants `[elements]` on the device of `like`.
-pub(crate) fn on_device_of(values: &[f32], like: &Tensor<1>) -> Tensor<1> {
-    Tensor::from_data(TensorData::from(values), &like.device())
-}
-
 /// Adds the share of pairs whose chosen side is higher under `name`; a tie counts one half.
 pub fn add_accuracy(metrics: &mut Metrics, name: &str, chosen: &[f32], rejected: &[f32]) {
     let wins = chosen.iter().zip(rejected).map(|(chosen, rejected)| {
@@ -122,13 +115,14 @@ pub(crate) fn add_mean(metrics: &mut Metrics, name: &str, values: &[f32]) {
 #[expect(clippy::float_cmp, reason = "these slopes are exact")]
 mod tests {
     use super::*;
+    use aligner_core::ops::host::to_vec;
     use aligner_core::{Device, Group, Sample};
 
     fn value_and_slope(f: impl Fn(Tensor<1>) -> Tensor<1>, x: f32) -> (f64, f64) {
         let at = Tensor::<1>::from_floats([x], &Device::flex().autodiff()).require_grad();
         let out = f(at.clone());
         let slope = at.grad(&out.clone().sum().backward()).expect("tracked");
-        (f64::from(host(&out)[0]), f64::from(host(&slope)[0]))
+        (f64::from(to_vec(&out)[0]), f64::from(to_vec(&slope)[0]))
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use crate::ranks;
 use aligner_algos::check::BigramPolicy;
-use aligner_algos::{Average, Dpo, DpoConfig, Learner, LearnerConfig, Reference, Sft, SftConfig};
+use aligner_algos::{
+    Average, Dpo, DpoConfig, Learner, LearnerConfig, Reference, RewardModel, Sft, SftConfig,
+};
 use aligner_core::ops::host::{to_vec, with_slice};
 use aligner_core::optim::Schedule;
 use aligner_core::{
@@ -120,6 +122,27 @@ fn two_ranks_equal_one() {
             assert!((got - expected).abs() < 1e-5, "kind {kind}: {name} is {got}, alone {expected}");
         }
     }
+}
+
+#[test]
+fn the_extremes_of_rewards_depend_on_neither_micro_batches_nor_ranks() {
+    let extremes =
+        |metrics: &Metrics| ["min_reward", "max_reward"].map(|name| metrics.get(name).unwrap().to_bits());
+    let algorithm = RewardModel::default();
+    let with = |tokens| {
+        let config = LearnerConfig { micro_batch_tokens: tokens, ..config() };
+        extremes(&learner(config, ranks::alone()).step(&algorithm, pairs(9)).unwrap())
+    };
+    let [least, most] = with(10_000);
+    assert!(f64::from_bits(least) < f64::from_bits(most));
+    assert_eq!(with(1), [least, most]);
+    let both = on_ranks(|rank| {
+        let groups = pairs(9);
+        let (first, second) = groups.split_at(6);
+        let share = if rank.is_main() { first } else { second };
+        extremes(&learner(config(), rank).step(&RewardModel::default(), share.to_vec()).unwrap())
+    });
+    assert_eq!(both, [[least, most]; 2]);
 }
 
 #[test]

@@ -91,6 +91,22 @@ fn other_weights_and_other_masks_are_other_entries() {
 }
 
 #[test]
+fn a_sample_in_other_company_is_another_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let (policy, passes) = counting(1);
+    let mut reference = Reference::cached(policy, 1000, &dir.path().join("reference.cache")).unwrap();
+    let mut pair = pairs(0, 1);
+    reference.fill(&mut pair).unwrap();
+    let sample = pair[0].samples.remove(0);
+    let mut alone = [Group::single("alone", sample.clone())];
+    reference.fill(&mut alone).unwrap();
+    assert_eq!(passes.get(), 2, "alone, the sample shares no prefix: its last bits may differ");
+    let mut again = [Group::single("again", sample)];
+    reference.fill(&mut again).unwrap();
+    assert_eq!(passes.get(), 2);
+}
+
+#[test]
 fn samples_without_targets_get_zeros() {
     let mut groups = pairs(0, 1);
     groups[0].samples.iter_mut().for_each(|sample| sample.mask.fill(false));

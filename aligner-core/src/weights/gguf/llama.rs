@@ -19,14 +19,21 @@ impl LlamaNames {
     ///
     /// # Errors
     /// A tensor that the Llama family does not have: leaving it out would change the model. A
-    /// query or key projection whose rows are not whole heads.
+    /// tensor with another number of dimensions than the family's. A query or key projection whose
+    /// rows are not whole heads.
     pub(crate) fn new(file: &Gguf, config: &ModelConfig) -> Result<Self> {
         let mut stored = BTreeMap::new();
         for name in file.tensor_names().filter(|&name| name != "rope_freqs.weight") {
             let hub = hub_name(name).ok_or_else(|| {
                 Error::format(file.path(), format!("tensor {name} is not known in the llama family"))
             })?;
-            let rows = file.shape(name).and_then(|shape| shape.first().copied()).unwrap_or(0);
+            let shape = file.shape(name).unwrap_or_default();
+            let dimensions = dimensions(name);
+            if shape.len() != dimensions {
+                let message = format!("tensor {name}: expected {dimensions} dimensions, got {shape:?}");
+                return Err(Error::format(file.path(), message));
+            }
+            let rows = shape[0];
             if is_rotated(name) && !rows.is_multiple_of(config.head_dim) {
                 let message =
                     format!("tensor {name}: {rows} rows are not whole heads of {}", config.head_dim);
@@ -53,6 +60,12 @@ impl LlamaNames {
         }
         half_split_rows(&elements, shape.first().copied().unwrap_or(0), self.head_dim)
     }
+}
+
+/// Dimensions of a tensor of the family: norms and biases are vectors, the rest matrices.
+fn dimensions(stored: &str) -> usize {
+    let is_vector = stored.ends_with("norm.weight") || stored.rsplit('.').next() == Some("bias");
+    if is_vector { 1 } else { 2 }
 }
 
 /// Whether rotary embedding acts on the tensor's rows.
