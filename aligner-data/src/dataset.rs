@@ -241,7 +241,11 @@ impl Shared {
             (Fate::Overlong, false) => {
                 tracing::debug!(row = id, max_length, "dropped: longer than max_length");
             }
-            (Fate::Unseen | Fate::Used | Fate::EqualPair, _) => {}
+            (Fate::EqualPair, true) => {
+                tracing::warn!(row = id, max_length, "pairs with equal tokens are dropped");
+            }
+            (Fate::EqualPair, false) => tracing::debug!(row = id, "dropped: its sides have equal tokens"),
+            (Fate::Unseen | Fate::Used, _) => {}
         }
     }
 }

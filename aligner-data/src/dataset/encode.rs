@@ -3,7 +3,7 @@
 use aligner_core::{Error, Result, Sample};
 use serde_json::Value;
 
-use super::config::{DatasetConfig, Overlong};
+use super::config::{DatasetConfig, EqualPairs, Overlong};
 use super::fate::Fate;
 use crate::schema::{Dialogue, Record};
 use crate::template::RenderOptions;
@@ -16,6 +16,7 @@ pub(super) struct Encoder {
     tokenizer: Tokenizer,
     max_length: usize,
     overlong: Overlong,
+    equal_pairs: EqualPairs,
     train_on: Target,
     system: Option<String>,
     raw_text: bool,
@@ -27,6 +28,7 @@ impl Encoder {
             tokenizer,
             max_length: config.max_length,
             overlong: config.overlong,
+            equal_pairs: config.equal_pairs,
             train_on: config.train_on,
             system: config.system.clone(),
             raw_text: config.raw_text,
@@ -37,10 +39,13 @@ impl Encoder {
     pub(super) fn samples(&self, record: &Record) -> Result<(Vec<Sample>, Fate)> {
         match record {
             Record::Sft(dialogue) => self.fitted([self.sample(dialogue, self.train_on, None)?]),
-            Record::Preference { chosen, rejected, margin } => self.fitted([
-                self.sample(chosen, Target::Assistant, *margin)?,
-                self.sample(rejected, Target::Assistant, margin.map(|_| 0.0))?,
-            ]),
+            Record::Preference { chosen, rejected, margin } => {
+                let pair = self.fitted([
+                    self.sample(chosen, Target::Assistant, *margin)?,
+                    self.sample(rejected, Target::Assistant, margin.map(|_| 0.0))?,
+                ])?;
+                self.different(pair)
+            }
             Record::Kto { dialogue, desirable } => {
                 let reward = f32::from(u8::from(*desirable));
                 self.fitted([self.sample(dialogue, Target::Assistant, Some(reward))?])
@@ -81,6 +86,23 @@ impl Encoder {
                 let learns = samples.iter().all(|sample| sample.targets() > 0);
                 Ok(if learns { (samples.into(), Fate::Truncated) } else { (Vec::new(), Fate::Overlong) })
             }
+        }
+    }
+
+    /// Takes out a pair whose sides have become equal: cut to the same beginning, or told apart by
+    /// nothing that the template shows.
+    fn different(&self, (samples, fate): (Vec<Sample>, Fate)) -> Result<(Vec<Sample>, Fate)> {
+        match samples.as_slice() {
+            [chosen, rejected] if chosen.tokens == rejected.tokens && chosen.mask == rejected.mask => {}
+            _ => return Ok((samples, fate)),
+        }
+        match self.equal_pairs {
+            EqualPairs::Drop => Ok((Vec::new(), Fate::EqualPair)),
+            EqualPairs::Error => Err(Error::Invalid(format!(
+                "chosen and rejected have equal tokens within max_length = {}: nothing is preferred \
+                 (equal_pairs = \"drop\" leaves such rows out)",
+                self.max_length
+            ))),
         }
     }
 
