@@ -11,5 +11,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) {
     let mut command = crate::arguments::Arguments::command();
-    clap_complete::generate(arguments.shell, &mut command, "aligner", &mut std::io::stdout());
+    // The generator panics where its writer fails, as a closed pipe does.
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut command, "aligner", &mut script);
+    crate::progress::result(String::from_utf8_lossy(&script).trim_end());
 }

@@ -54,7 +54,7 @@ fn measure(
     path: &std::path::Path,
     mut groups: Vec<Group>,
 ) -> anyhow::Result<BTreeMap<String, f64>> {
-    let device = wire::device();
+    let device = wire::device(&run.config.model.device)?;
     let policy = wire::trained_policy(run, &Checkpoint::open(path)?, &device)?;
     if run.algorithm.needs().contains(Needs::REF_LOGPS) {
         reference(run, base, &device)?.fill(&mut groups)?;

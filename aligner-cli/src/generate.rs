@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         stop_tokens: model.stop_tokens(),
         seed: arguments.seed,
     };
-    let mut engine = wire::engine(model.policy(&wire::device())?);
+    let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?);
     if arguments.prompts.is_empty() {
         for line in std::io::stdin().lock().lines() {
             answer(&mut engine, &model.tokenizer, &line?, arguments, &sampling)?;

@@ -63,7 +63,13 @@ pub fn run(registry: &Registry) -> ExitCode {
     };
     progress::start_log(arguments.verbose);
     match arguments.command.run(registry) {
-        Ok(code) => code,
+        Ok(code) => match progress::lost_result() {
+            None => code,
+            Some(lost) => {
+                progress::say(&format!("error: {lost}"));
+                ExitCode::FAILURE
+            }
+        },
         Err(error) => {
             let code = if error.is::<Usage>() { 2 } else { 1 };
             progress::say(&format!("error: {error:#}"));

@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
 
 /// Times the second of two steps: the first also warms caches and makes the optimizer's moments.
 fn time(run: &Run, model: &LoadedModel, data: &Data, steps: u64) -> anyhow::Result<String> {
-    let device = wire::device();
+    let device = wire::device(&run.config.model.device)?;
     let policy = wire::trained_policy(run, &model.checkpoint, &device)?;
     let wants_reference = run.algorithm.needs().contains(Needs::REF_LOGPS);
     let budget = run.config.learner.micro_batch_tokens;

@@ -25,6 +25,7 @@ pub(crate) fn start_log(verbose: u8) {
         .with_writer(|| AboveBar)
         .with_ansi(io::stderr().is_terminal() && colour_wanted())
         .with_target(false)
+        .log_internal_errors(false)
         .without_time();
     // A second start, as in tests that run in one process, keeps the first.
     let _ = log.try_init();
@@ -45,10 +46,23 @@ pub(crate) fn say(line: &str) {
     let _ = AboveBar.write_all(format!("{line}\n").as_bytes());
 }
 
+/// Set where a result could not be written: the program must not end as if it had been.
+static RESULT_LOST: OnceLock<String> = OnceLock::new();
+
 /// A result on standard output; a reader that has gone away is no error of ours.
 pub(crate) fn result(text: &str) {
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{text}");
+    let written = writeln!(out, "{text}").and_then(|()| out.flush());
+    if let Err(error) = written
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let _ = RESULT_LOST.set(format!("standard output: {error}"));
+    }
+}
+
+/// Why a result was lost, if one was.
+pub(crate) fn lost_result() -> Option<&'static str> {
+    RESULT_LOST.get().map(String::as_str)
 }
 
 struct AboveBar;
@@ -56,15 +70,15 @@ struct AboveBar;
 impl Write for AboveBar {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match bar {
-            Some(bar) => bar.suspend(|| io::stderr().write_all(bytes))?,
-            None => io::stderr().write_all(bytes)?,
-        }
+        let write = || io::stderr().write_all(bytes);
+        // A reader of the log that has gone away must not end a training run.
+        let _ = bar.map_or_else(write, |bar| bar.suspend(write));
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        let _ = io::stderr().flush();
+        Ok(())
     }
 }
 

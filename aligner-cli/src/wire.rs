@@ -9,7 +9,9 @@ use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
 use aligner_core::{Communicator, Device, Engine, Error, Needs, ParamSet};
 use aligner_data::Tokenizer;
-use anyhow::ensure;
+#[cfg(feature = "cuda")]
+use anyhow::Context;
+use anyhow::{bail, ensure};
 
 pub(crate) use data::Data;
 
@@ -77,8 +79,26 @@ pub(crate) fn engine(model: CausalLm) -> impl Engine {
 }
 
 /// The device that computes.
-pub(crate) fn device() -> Device {
-    Device::flex()
+///
+/// # Errors
+/// A name that is unknown, or that this build has no backend for.
+pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
+    match name.split_once(':').map_or((name, "0"), |(kind, index)| (kind, index)) {
+        ("cpu", "0") => Ok(Device::flex()),
+        ("cuda", index) => cuda(name, index),
+        _ => bail!("device `{name}`: expected `cpu`, `cuda` or `cuda:N`"),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(name: &str, index: &str) -> anyhow::Result<Device> {
+    let index: usize = index.parse().with_context(|| format!("device `{name}`: expected `cuda:N`"))?;
+    Ok(Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(name: &str, _: &str) -> anyhow::Result<Device> {
+    bail!("device `{name}`: this program was built without CUDA; build it with `--features cuda`")
 }
 
 /// The policy that a run trains: `model` with the head that the algorithm reads.

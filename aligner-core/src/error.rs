@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {cause}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A file's content is not what its format promises.
     #[error("{path}: {message}", path = path.display())]
@@ -86,7 +86,7 @@ impl Error {
     /// An [`Error::Io`] for `path`, for use with `map_err`.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
-        move |source| Self::Io { path, source }
+        move |cause| Self::Io { path, cause }
     }
 
     /// An [`Error::Format`] for `path`.

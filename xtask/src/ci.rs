@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: everything that a change must pass, each step timed and named.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -93,18 +94,24 @@ fn deny() -> Result<()> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])
 }
 
-/// Type-checks each optional feature on its own, and never links it.
+/// Type-checks the workspace with each optional feature, switched on in every crate that has it; it
+/// is never linked.
 ///
 /// `DOCS_RS` makes the build script below `burn/cuda` skip its download of LLVM, which a type check
 /// does not need.
 fn features() -> Result<()> {
+    let mut crates_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for member in workspace::members()? {
-        for feature in &member.features {
-            println!("    {} --features {feature}", member.name);
-            let mut command =
-                cargo_command(&["check", "--release", "-p", &member.name, "--features", feature]);
-            run_command(command.env("DOCS_RS", "1"))?;
+        for feature in member.features {
+            let full = format!("{}/{feature}", member.name);
+            crates_of.entry(feature).or_default().push(full);
         }
+    }
+    for full_names in crates_of.values() {
+        let features = full_names.join(",");
+        println!("    --features {features}");
+        let mut command = cargo_command(&["check", "--release", "--workspace", "--features", &features]);
+        run_command(command.env("DOCS_RS", "1"))?;
     }
     Ok(())
 }

@@ -18,6 +18,9 @@ pub(crate) fn apply(root: &mut Node, arguments: &[String], problems: &mut Proble
     }
 }
 
+/// Parts of the longest dotted key; sections nest three deep.
+const DEEPEST: usize = 16;
+
 fn apply_one(root: &mut Node, argument: &str, origin: &Origin) -> Result<(), String> {
     let Some((key, value)) = argument.split_once('=') else {
         return Err("expected `key=value`, as in `algorithm.dpo.beta=0.1`".into());
@@ -25,6 +28,9 @@ fn apply_one(root: &mut Node, argument: &str, origin: &Origin) -> Result<(), Str
     let path: Vec<&str> = key.trim().split('.').map(str::trim).collect();
     if path.iter().any(|part| part.is_empty()) {
         return Err(format!("expected a dotted key before `=`, got `{key}`"));
+    }
+    if path.len() > DEEPEST {
+        return Err(format!("a key has at most {DEEPEST} parts, got {}", path.len()));
     }
     root.set(&path, value_of(value.trim(), origin))
 }

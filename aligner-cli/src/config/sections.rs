@@ -43,6 +43,13 @@ pub struct ModelConfig {
     /// A directory with `tokenizer.json`, where the model's own has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
+    /// What computes: `cpu`, or `cuda` and `cuda:N` in a build with that feature.
+    #[serde(default = "cpu")]
+    pub device: String,
+}
+
+fn cpu() -> String {
+    "cpu".into()
 }
 
 /// `[data]`: rows to train on and rows held out.

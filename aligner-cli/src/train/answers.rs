@@ -21,7 +21,8 @@ impl Session {
             seed: 0,
         };
         let params = self.learner.policy().params().clone();
-        let mut engine = wire::engine(CausalLm::new(self.model_config.clone(), params, &wire::device())?);
+        let device = wire::device(&self.run.config.model.device)?;
+        let mut engine = wire::engine(CausalLm::new(self.model_config.clone(), params, &device)?);
         let samples = engine.generate(&self.prompts, &sampling)?;
         let (step, tokenizer) = (self.learner.steps(), &self.model.tokenizer);
         let frame = Frame::of(tokenizer);

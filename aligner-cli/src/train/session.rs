@@ -53,7 +53,7 @@ impl Session {
             dir.newest_step().map(|step| checkpoints.state(step)).transpose()?;
         let from = state.as_ref().map(|state| checkpoints.path(state.step));
 
-        let device = wire::device();
+        let device = wire::device(&run.config.model.device)?;
         let policy = policy(&run, &model, from.as_ref(), &device)?;
         let model_config = policy.config().clone();
         let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;

@@ -12,10 +12,15 @@ use super::python_json::{Style, dumps};
 /// The one template's name in the environment, as error messages show it.
 pub(super) const NAME: &str = "chat_template";
 
+/// Instructions that one rendering may take, far above what a long dialogue needs: under a second.
+const FUEL: u64 = 20_000_000;
+
 /// Compiles `source` in an environment with transformers' settings, filters and functions.
 pub(super) fn compile(source: String, markers: Markers) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
+    // A template comes with a model from anywhere: an endless one ends in an error.
+    environment.set_fuel(Some(FUEL));
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(unknown_method_callback);

@@ -17,10 +17,10 @@ pub(super) fn read(dir: &Path) -> Result<Tokenizer> {
         std::io::ErrorKind::NotFound => {
             Error::format(dir, "no tokenizer: expected a file `tokenizer.json` beside the model's config")
         }
-        _ => Error::Io { path: path.clone(), source },
+        _ => Error::Io { path: path.clone(), cause: source },
     })?;
-    let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
-        .map_err(|error| Error::format(&path, format!("not a tokenizer: {error}")))?;
+    let mut inner =
+        parse(&bytes).map_err(|error| Error::format(&path, format!("not a tokenizer: {error}")))?;
     // Lengths are the data set's to limit: a file's own settings would cut and pad rows silently.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| Error::format(&path, error.to_string()))?;
@@ -30,8 +30,29 @@ pub(super) fn read(dir: &Path) -> Result<Tokenizer> {
     let generation = object(&dir.join("generation_config.json"))?;
     let model = object(&dir.join("config.json"))?;
     let specials = specials(&inner, [&config, &map], [&generation, &model]);
+    for (role, id) in [("bos_token", specials.bos), ("eos_token", specials.eos)] {
+        if let (Some(text), None) = (specials.names.get(role), id) {
+            return Err(Error::format(
+                dir,
+                format!("`{role}` is {text}, which the vocabulary does not have"),
+            ));
+        }
+    }
     let template = template(dir, &config)?;
     Tokenizer::new(inner, specials, config, template).map_err(|error| Error::format(dir, error.to_string()))
+}
+
+/// Parses a tokenizer and uses it once: the library panics on some files that contradict themselves.
+fn parse(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let parse = || -> tokenizers::Result<tokenizers::Tokenizer> {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes)?;
+        tokenizer.encode("", true)?;
+        Ok(tokenizer)
+    };
+    match std::panic::catch_unwind(parse) {
+        Ok(parsed) => parsed.map_err(|error| error.to_string()),
+        Err(_) => Err("its parts contradict each other".into()),
+    }
 }
 
 /// The object in a JSON file, empty if the file is not there.
@@ -39,7 +60,7 @@ fn object(path: &Path) -> Result<Map<String, Value>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
-        Err(source) => return Err(Error::Io { path: path.to_path_buf(), source }),
+        Err(source) => return Err(Error::Io { path: path.to_path_buf(), cause: source }),
     };
     serde_json::from_slice(&bytes)
         .map_err(|error| Error::format(path, format!("expected a JSON object: {error}")))
@@ -94,7 +115,7 @@ fn template(dir: &Path, config: &Map<String, Value>) -> Result<Option<String>> {
     match std::fs::read_to_string(&path) {
         Ok(source) => return Ok(Some(source)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(source) => return Err(Error::Io { path, source }),
+        Err(source) => return Err(Error::Io { path, cause: source }),
     }
     match config.get("chat_template") {
         None | Some(Value::Null) => Ok(None),
