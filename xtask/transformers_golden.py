@@ -2,7 +2,7 @@
 
     pip install torch transformers
     python3 xtask/transformers_golden.py runs/dpo_smollm2/model target/transformers_golden
-    ALIGNER_GOLDEN=$PWD/target/transformers_golden cargo test --release -p aligner-core golden
+    ALIGNER_GOLDEN=$PWD/target/transformers_golden cargo test --release --workspace --test golden_models logits_logps
 
 The second line loads the model and its tokenizer with `transformers` and writes logits, log-probabilities and greedy
 continuations in the layout of tests/golden/models; the third runs Aligner's golden tests on them.
