@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: training steps beside PyTorch's, alternating in one run.
+//! `cargo xtask bench`: training steps beside `PyTorch`'s, alternating in one run.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ const MODES: [&str; 4] = ["full", "variable", "dpo-live", "dpo-cached"];
 
 /// What to measure with.
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// A Python with torch, transformers and numpy.
     #[arg(long, default_value = "python3")]
     python: PathBuf,
@@ -48,7 +48,7 @@ impl Side {
     }
 }
 
-pub fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &Options) -> Result<()> {
     let root = workspace::root();
     let work = root.join("target/bench");
     let scripts = root.join("xtask/bench");

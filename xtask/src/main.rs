@@ -26,7 +26,7 @@ enum Task {
     Tidy,
     /// Fetch the real model and data that examples and tests can use, with checked hashes.
     Assets(assets::Options),
-    /// Training steps beside PyTorch's, alternating in one run; needs a Python with torch and transformers.
+    /// Training steps beside `PyTorch`'s, alternating in one run; needs a Python with torch and transformers.
     Bench(bench::Options),
     /// Write the demo's text, tokenizer and data sets, and train its tiny model.
     DemoModel(demo::Options),

@@ -66,7 +66,7 @@ pub(crate) fn lane_sum(len: usize, term: impl Fn(usize) -> f32) -> f32 {
 ///
 /// Cephes' `expf`: x = n ln 2 + r, a polynomial of degree 5 in r, and 2^n through the exponent bits.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "part of vectorised bodies")]
+#[expect(clippy::excessive_precision, reason = "the published coefficients")]
 pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_375;
     const LN2_LOW: f32 = -2.121_944_40e-4;
