@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use aligner_algos::{Learner, Reference, Sft, SftConfig};
-use aligner_core::model::CausalLm;
 use aligner_core::weights::Checkpoint;
 use aligner_core::{Algorithm, Device, Group, Needs};
 use anyhow::ensure;
@@ -84,7 +83,7 @@ fn on(
 
 fn reference(run: &Run, base: &LoadedModel, device: &Device) -> anyhow::Result<Reference> {
     let frozen = match &run.config.reference.path {
-        Some(path) => CausalLm::load(&Checkpoint::open(path)?, device)?,
+        Some(path) => wire::reference_model(path, base, device)?,
         None => base.policy(device)?,
     };
     Ok(Reference::live(Box::new(frozen), run.config.learner.micro_batch_tokens))

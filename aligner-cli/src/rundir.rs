@@ -51,6 +51,12 @@ const LOCK: &str = ".lock";
 const EVENTS: &str = "events.out.tfevents.";
 
 impl RunDir {
+    /// Whether a new run here would remove or replace `path`.
+    pub(crate) fn writes_over(&self, path: &Path) -> bool {
+        let (Ok(path), Ok(dir)) = (path.canonicalize(), self.path.canonicalize()) else { return false };
+        OWN.iter().any(|own| path.starts_with(dir.join(own)))
+    }
+
     /// Makes or opens the directory for a run with the configuration `resolved`. Nothing of an
     /// earlier run changes before [`Self::begin`].
     ///
@@ -172,7 +178,8 @@ fn is_foreign(path: &Path) -> bool {
 
 fn lock(path: &Path) -> anyhow::Result<File> {
     let name = path.join(LOCK);
-    let file = File::create(&name).map_err(Error::io(&name))?;
+    let open = File::options().write(true).create(true).truncate(false).open(&name);
+    let file = open.map_err(Error::io(&name))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {

@@ -137,6 +137,26 @@ pub(crate) fn save_files(
     tokenizer.save(dir)
 }
 
+/// A reference other than the start model: it must know the tokens of `base`, at its positions.
+pub(crate) fn reference_model(path: &Path, base: &LoadedModel, device: &Device) -> anyhow::Result<CausalLm> {
+    let checkpoint = Checkpoint::open(path)?;
+    let (config, own) = (checkpoint.config(), base.checkpoint.config());
+    let wrong =
+        |message: String| Err(Error::format(path, format!("not usable as the reference: {message}")).into());
+    if config.num_labels.is_some() {
+        return wrong("it scores, but a reference is a language model".into());
+    }
+    if config.vocab_size < base.tokenizer.vocab_size() {
+        let (rows, ids) = (config.vocab_size, base.tokenizer.vocab_size());
+        return wrong(format!("its vocabulary has {rows} rows, but the tokenizer has {ids} ids"));
+    }
+    if config.max_positions < own.max_positions {
+        let (short, long) = (config.max_positions, own.max_positions);
+        return wrong(format!("its context is {short} tokens, the trained model's {long}"));
+    }
+    Ok(CausalLm::load(&checkpoint, device)?)
+}
+
 /// Where a run keeps its reference's log-probabilities.
 pub(crate) fn reference_cache(run: &Run, in_run: PathBuf) -> PathBuf {
     run.config.reference.cache_file.clone().unwrap_or(in_run)

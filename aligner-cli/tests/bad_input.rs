@@ -242,3 +242,38 @@ fn a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint() {
     scene.aligner(&[&longer[..], &["--resume"]].concat()).succeeds();
     assert_eq!(scene.bytes("run/model/model.safetensors"), scene.bytes("second/model/model.safetensors"));
 }
+
+#[test]
+fn a_late_row_without_a_target_is_found_before_the_first_step() {
+    let scene = Scene::new();
+    scene.sft();
+    let rows = "{\"text\": \"why not\"}\n".repeat(40);
+    scene.write("texts.jsonl", format!("{rows}{{\"text\": \"\"}}\n"));
+    let flags = ["--set", "data.train.holdout=0", "--set", "data.shuffle=false"];
+    let call = scene.aligner(&[&["train", "run.toml"][..], &flags].concat());
+    call.fails(1, &["texts.jsonl:41", "target"]);
+    assert!(!call.stderr.contains("step 1/"), "{}", call.stderr);
+}
+
+#[test]
+fn a_reference_that_cannot_judge_the_model() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene::copy_dir(&scene.path("model"), &scene.path("small"));
+    let config = scene.read("small/config.json").replace("\"vocab_size\": 320", "\"vocab_size\": 100");
+    scene.write("small/config.json", config);
+    let call = scene.aligner(&["train", "run.toml", "--set", "reference.path=small"]);
+    call.fails(1, &["small", "not usable as the reference", "100 rows"]);
+}
+
+#[test]
+fn a_model_in_the_run_s_own_directory_is_not_written_over() {
+    let scene = Scene::new();
+    scene.dpo();
+    fs::create_dir_all(scene.path("run")).unwrap();
+    scene::copy_dir(&scene.path("model"), &scene.path("run/model"));
+    fs::write(scene.path("run/resolved.toml"), "").unwrap();
+    let arguments = ["train", "run.toml", "--overwrite", "--set", "model.path=run/model"];
+    scene.aligner(&arguments).fails(2, &["model.path", "copy it elsewhere"]);
+    assert_eq!(scene.bytes("run/model/model.safetensors"), scene.bytes("model/model.safetensors"));
+}

@@ -1,6 +1,6 @@
 //! The sections of a run file that belong to the program; the others stand beside their code.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aligner_algos::{LearnerConfig, PreflightConfig};
 use aligner_core::weights::SaveDtype;
@@ -32,6 +32,20 @@ pub struct RunConfig {
     pub preflight: PreflightConfig,
     /// How long, where to, and what is kept.
     pub run: RunSection,
+}
+
+impl RunConfig {
+    /// The files and directories that a run reads, by key.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let always = [("model.path", &self.model.path), ("data.train.path", &self.data.train.path)];
+        let optional = [
+            ("model.tokenizer", self.model.tokenizer.as_ref()),
+            ("data.eval.path", self.data.eval.as_ref().map(|rows| &rows.path)),
+            ("reference.path", self.reference.path.as_ref()),
+        ];
+        let given = optional.into_iter().filter_map(|(key, path)| Some((key, path?)));
+        always.into_iter().chain(given).map(|(key, path)| (key, path.as_path()))
+    }
 }
 
 /// `[model]`: the policy.

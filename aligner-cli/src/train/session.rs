@@ -7,7 +7,7 @@ use std::time::Instant;
 use aligner_algos::{Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
-use aligner_core::{Device, Group, Needs, Prompt};
+use aligner_core::{Device, Error, Group, Needs, Prompt};
 use aligner_data::{Loader, LoaderState};
 
 use super::{Ending, Outcome, summary};
@@ -46,6 +46,12 @@ impl Session {
         let data = Data::open(&run, &model)?;
         let total = total_steps(&run, data.train_rows());
         let dir = RunDir::open(&run.config.run.dir, &run.resolved, existing)?;
+        for (key, path) in run.config.inputs() {
+            if dir.writes_over(path) {
+                let message = "lies where this run writes its own files; copy it elsewhere first";
+                return Err(run.blame(Error::setting(key, message)));
+            }
+        }
         rundir::remove_partial(dir.path())?;
         rundir::remove_partial(&dir.path().join("checkpoints"))?;
         let checkpoints = dir.checkpoints();
@@ -266,7 +272,7 @@ fn frozen(
         return Ok(None);
     }
     Ok(Some(match &run.config.reference.path {
-        Some(path) => CausalLm::load(&Checkpoint::open(path)?, device)?,
+        Some(path) => wire::reference_model(path, model, device)?,
         None if resumed => CausalLm::load(&model.checkpoint, device)?,
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),

@@ -1,7 +1,7 @@
 //! The rows of a run: those to train on and those held out.
 
 use aligner_core::{Error, Group, Prompt};
-use aligner_data::{Dataset, DatasetConfig, Kind, Overlong, Stats};
+use aligner_data::{Dataset, DatasetConfig, Kind, Stats};
 
 use super::LoadedModel;
 use crate::Run;
@@ -74,7 +74,7 @@ impl Data {
 fn account(rows: &Dataset) -> String {
     let Stats { rows: all, used, truncated, overlong, equal_pairs } = rows.stats();
     format!(
-        "{}: {all} rows, {used} used so far ({truncated} truncated), {overlong} dropped as overlong, {equal_pairs} as equal pairs",
+        "{}: {all} rows, {used} used ({truncated} truncated), {overlong} dropped as overlong, {equal_pairs} as equal pairs",
         rows.config().path.display()
     )
 }
@@ -102,15 +102,14 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
             );
             Err(run.blame(Error::setting(format!("{section}.path"), message)))
         }
-        _ => usable(rows, config),
+        _ => usable(rows),
     }
 }
 
-/// Leaves out at once what is too long, so that epochs and held-out rows count what is there.
-fn usable(mut rows: Dataset, config: &DatasetConfig) -> anyhow::Result<Dataset> {
-    if config.overlong == Overlong::Drop {
-        rows.retain_usable()?;
-    }
+/// Tokenises every row once: what cannot be used is left out or refused before a step is made, and
+/// epochs and held-out rows count what is there.
+fn usable(mut rows: Dataset) -> anyhow::Result<Dataset> {
+    rows.retain_usable()?;
     Ok(rows)
 }
 
