@@ -2,26 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Error, ParamSet, Prompt, Result, Sample};
-
-/// How tokens are drawn.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy; else logits are divided by it before the softmax.
-    pub temperature: f32,
-    /// Most tokens of a response.
-    pub max_tokens: usize,
-    /// Token ids that end a response; the one that was drawn is part of it.
-    pub stop_tokens: Vec<u32>,
-    /// Seed of the counter-based generator.
-    pub seed: u64,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { temperature: 1.0, max_tokens: 256, stop_tokens: Vec::new(), seed: 0 }
-    }
-}
+use crate::{Error, ParamSet, Prompt, Result, Sample, Sampling};
 
 /// One generation job.
 #[derive(Debug, Clone)]
@@ -30,9 +11,20 @@ pub struct Request {
     pub prompt: Prompt,
     /// How.
     pub sampling: Sampling,
-    /// Which of the prompt's responses this is, from 0. Draws are keyed by the seed, the prompt's id
-    /// and this number: nothing that ran before changes them.
+    /// Which of the prompt's responses this is, from 0. Draws are keyed by the seed, the step of birth,
+    /// the prompt's id and this number: nothing that ran before changes them.
     pub sample: u64,
+    /// The training step in which it was made; 0 outside of training.
+    pub born: u64,
+    /// Requests with a higher priority start first; equal ones in the order of submission.
+    pub priority: i32,
+}
+
+impl Request {
+    /// The first response to `prompt`.
+    pub fn new(prompt: Prompt, sampling: Sampling) -> Self {
+        Self { prompt, sampling, sample: 0, born: 0, priority: 0 }
+    }
 }
 
 /// Names a request within its engine; ids grow in the order of submission.
@@ -42,10 +34,27 @@ pub struct RequestId(pub u64);
 /// Why a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was drawn.
+    /// A stop token was drawn, or a stop string is complete.
     Stop,
     /// `max_tokens` or the model's context was reached.
     Length,
+    /// The caller did not want it any more.
+    Cancelled,
+}
+
+/// One drawn token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drawn {
+    /// The token id.
+    pub token: u32,
+    /// Its log-probability under the distribution it was drawn from, in nats. A greedy draw has that of
+    /// the model's own distribution, after penalties, bias and masks.
+    pub logp: f32,
+    /// Its log-probability under the model alone: no temperature, no penalty, no truncation.
+    pub raw_logp: f32,
+    /// The most likely tokens of the model alone with their log-probabilities, most likely first; as
+    /// many as `top_logprobs` asks for.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// What an engine reports.
@@ -55,8 +64,8 @@ pub enum Event {
     Token {
         /// Whose token.
         request: RequestId,
-        /// The token id.
-        token: u32,
+        /// The token.
+        drawn: Drawn,
     },
     /// A request is complete.
     Finished {
@@ -67,6 +76,33 @@ pub enum Event {
         /// Why it ended.
         reason: FinishReason,
     },
+}
+
+/// What an engine is doing, for a monitor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Requests that wait for a place.
+    pub waiting: usize,
+    /// Requests that hold cache pages.
+    pub running: usize,
+    /// Pages of the key-value cache.
+    pub pages: usize,
+    /// Pages that no request and no cached prefix holds.
+    pub free_pages: usize,
+    /// Tokens that went through the model, prompts and recomputations included.
+    pub computed_tokens: u64,
+    /// Prompt tokens that were taken from the prefix cache instead.
+    pub reused_tokens: u64,
+    /// Times a running request gave its pages up for an older one.
+    pub preemptions: u64,
+    /// Version of the weights.
+    pub version: u64,
+}
+
+/// Text of tokens, for stop strings; a tokenizer.
+pub trait Detokenize: Send + Sync {
+    /// The text of `tokens`. An incomplete character at the end comes as U+FFFD.
+    fn text(&self, tokens: &[u32]) -> String;
 }
 
 /// Generates responses with the policy's own weights.
@@ -82,6 +118,15 @@ pub trait Engine {
     /// # Errors
     /// A failed forward pass.
     fn poll(&mut self) -> Result<Vec<Event>>;
+
+    /// Ends a request early: its next event is [`Event::Finished`] with what it has. Says whether the
+    /// request was there.
+    fn cancel(&mut self, request: RequestId) -> bool;
+
+    /// What it is doing.
+    fn stats(&self) -> EngineStats {
+        EngineStats::default()
+    }
 
     /// Puts new weights under the engine, by handle.
     ///
@@ -99,7 +144,7 @@ pub trait Engine {
         let mut places = HashMap::new();
         for (at, prompt) in prompts.iter().enumerate() {
             let count = repeats.entry(&prompt.id).or_default();
-            let request = Request { prompt: prompt.clone(), sampling: sampling.clone(), sample: *count };
+            let request = Request { sample: *count, ..Request::new(prompt.clone(), sampling.clone()) };
             *count += 1;
             places.insert(self.submit(request)?, at);
         }
@@ -137,6 +182,10 @@ mod tests {
 
         fn poll(&mut self) -> Result<Vec<Event>> {
             Ok(std::mem::take(&mut self.0))
+        }
+
+        fn cancel(&mut self, _: RequestId) -> bool {
+            false
         }
 
         fn refit(&mut self, _: &ParamSet, _: u64) -> Result<()> {

@@ -39,18 +39,20 @@ mod policy;
 mod reward;
 pub mod rng;
 mod sample;
+mod sampling;
 pub mod shard;
 pub mod weights;
 
 pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
 pub use batch::{Batch, Segment, Sequence, constant};
 pub use communicator::{Communicator, Phase, Reduce};
-pub use engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
+pub use engine::{Detokenize, Drawn, Engine, EngineStats, Event, FinishReason, Request, RequestId};
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use params::{Param, ParamId, ParamSet, is_finite};
 pub use policy::{Gradients, Policy, accumulate_in_turn, finite_sum};
 pub use reward::{Reward, Score};
 pub use sample::{Group, Prompt, Sample};
+pub use sampling::{Sampling, TokenMask};
 
 pub use burn::tensor::{Device, Tensor};

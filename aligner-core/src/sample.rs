@@ -31,6 +31,10 @@ pub struct Sample {
     /// Log-probability of each token under the policy that sampled it, in nats.
     #[serde(default)]
     pub logps: Vec<f32>,
+    /// Log-probability of each token under the model that sampled it, before temperature, penalties and
+    /// truncation, in nats. Empty where that is `logps`, or where nobody has computed it.
+    #[serde(default)]
+    pub raw_logps: Vec<f32>,
     /// Log-probability of each token under the reference, in nats.
     #[serde(default)]
     pub ref_logps: Vec<f32>,
@@ -127,6 +131,7 @@ impl Group {
             let fields = [
                 ("mask", sample.mask.len(), false),
                 ("logps", sample.logps.len(), true),
+                ("raw_logps", sample.raw_logps.len(), true),
                 ("ref_logps", sample.ref_logps.len(), true),
                 ("weights", sample.weights.len(), true),
                 ("versions", sample.versions.len(), true),
