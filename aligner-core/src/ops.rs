@@ -11,6 +11,7 @@ pub mod host;
 pub(crate) mod kernel;
 mod linear;
 mod linear_cross_entropy;
+pub mod logits;
 mod rms_norm;
 mod rotary;
 pub(crate) mod simd;

@@ -7,6 +7,8 @@
 mod cache;
 mod engine;
 mod sampler;
+mod stop;
 
 pub use engine::CachedEngine;
-pub use sampler::{Drawn, draw};
+pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen, Verdict, accept};
+pub use stop::{StopText, TextStream};
