@@ -2,9 +2,11 @@
 
 mod causal_lm;
 mod config;
+mod exec;
 mod layerwise;
 mod llama;
 
 pub use causal_lm::CausalLm;
 pub use config::{Llama3Scaling, MODEL_TYPES, ModelConfig, RopeConfig};
-pub use llama::Llama;
+pub use exec::{Exec, Linear};
+pub use llama::{Layout, Llama};

@@ -14,6 +14,7 @@ mod linear_cross_entropy;
 pub mod logits;
 mod rms_norm;
 mod rotary;
+pub mod rows;
 pub(crate) mod simd;
 mod swiglu;
 #[cfg(test)]

@@ -30,6 +30,13 @@ impl Param {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ParamId(pub(crate) usize);
 
+impl ParamId {
+    /// Its place in [`ParamSet::iter`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// Named parameters in a fixed order. A clone shares the tensors.
 #[derive(Debug, Clone, Default)]
 pub struct ParamSet {

@@ -1,158 +1,353 @@
-//! The plain engine: one request at a time, in the order of submission.
+//! The engine: requests come at any time, every pass through the model serves as many as fit.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
-use aligner_core::ops::host::to_vec;
-use aligner_core::rng::{Rng, key_of};
 use aligner_core::{
-    Engine, Error, Event, FinishReason, ParamSet, Policy, Request, RequestId, Result, Sample, Segment,
+    Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Request, RequestId, Result,
 };
+use aligner_core::ops::rows::PAGE;
+use rayon::prelude::*;
 
-use crate::cache::Cache;
-use crate::sampler::draw;
+use crate::config::{EngineConfig, InFlight, Speculation};
+use crate::draft::Draft;
+use crate::host::{Batch, Buffers, Store, forward};
+use crate::job::Job;
+use crate::pages::Pages;
+use crate::sampler::{NgramProposer, Sampler};
+use crate::schedule::{Memory, Part, Queue};
+use crate::weights::Weights;
 
-/// A key-value cached engine on a model's own parameters.
-#[derive(Debug)]
-pub struct CachedEngine {
-    model: CausalLm,
-    version: u64,
-    waiting: VecDeque<(RequestId, Request)>,
-    running: Option<Running>,
+/// Generation with continuous batching over a paged key-value cache, on the trainer's own weights.
+///
+/// A request's tokens depend on its seed, step of birth, prompt id and sample number, and on the weights:
+/// not on what else runs, in what order, in what chunks, nor on whether it gave way in between.
+pub struct PagedEngine {
+    config: EngineConfig,
+    /// The newest first; others are there for as long as requests end on them.
+    weights: Vec<Weights>,
+    pages: Pages,
+    /// The model's keys and values, then a draft model's; none while unloaded.
+    stores: Vec<Store>,
+    draft: Option<Draft>,
+    queue: Queue,
+    text: Option<Arc<dyn Detokenize>>,
+    ready: Vec<Event>,
     submitted: u64,
+    computed_tokens: u64,
+    plan: Vec<Part>,
+    batch: Batch,
+    buffers: Buffers,
 }
 
-#[derive(Debug)]
-struct Running {
-    id: RequestId,
-    request: Request,
-    cache: Cache,
-    /// Tokens whose keys and values the cache holds.
-    cached: usize,
-    sample: Sample,
-    rng: Rng,
+impl std::fmt::Debug for PagedEngine {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("PagedEngine").field("config", &self.config).field("stats", &self.stats()).finish()
+    }
 }
 
-impl CachedEngine {
-    /// An engine on `model`'s parameter handles; nothing is copied.
-    pub fn new(model: CausalLm) -> Self {
-        Self { model, version: 0, waiting: VecDeque::new(), running: None, submitted: 0 }
-    }
+thread_local! {
+    static SAMPLER: RefCell<Sampler> = RefCell::new(Sampler::new());
+}
 
-    fn start(&self, id: RequestId, request: Request) -> Running {
-        let prompt = &request.prompt.tokens;
-        let mut sample = Sample::response(prompt, &[]);
-        sample.logps = vec![0.0; prompt.len()];
-        sample.versions = vec![self.version; prompt.len()];
-        let rng = Rng::new(&[request.sampling.seed, key_of(&request.prompt.id), request.sample]);
-        Running { id, cache: self.empty_cache(), cached: 0, sample, rng, request }
-    }
-
-    fn empty_cache(&self) -> Cache {
-        Cache::new(self.model.config().num_layers)
-    }
-
-    /// Runs the tokens that the cache does not hold yet and draws the next one.
-    fn step(&self, running: &mut Running) -> Result<u32> {
-        let prompt_len = running.request.prompt.tokens.len();
-        let len = running.sample.tokens.len();
-        let first = running.cached;
-        let tokens = &running.sample.tokens[first..];
-        let positions: Vec<u32> = (first as u32..len as u32).collect();
-        let segment = Segment { start: 0, len: tokens.len(), position: first, parent: None };
-        let layout = self.model.layout(&positions, &[segment])?;
-        let hidden = self.model.hidden(tokens, &layout, &running.cache)?;
-        running.cached = len;
-        let last = hidden.narrow(0, tokens.len() - 1, 1);
-        let logits = to_vec(&self.model.logits(last)?);
-        let counter = (len - prompt_len) as u64;
-        let drawn = draw(&logits, running.request.sampling.temperature, running.rng, counter);
-        if !drawn.logp.is_finite() {
-            let samples = vec![running.request.prompt.id.clone()];
-            return Err(Error::NotFinite { what: "the log-probability of a drawn token".into(), samples });
+impl PagedEngine {
+    /// An engine on `model`'s parameters: on the CPU device nothing is copied, unless the configuration
+    /// asks for smaller copies.
+    ///
+    /// # Errors
+    /// A setting out of range, a cache without room for a page, a model without a language-model head.
+    pub fn new(model: CausalLm, config: EngineConfig) -> Result<Self> {
+        config.check()?;
+        let pages = config.pages(model.config());
+        if pages < 2 {
+            let bytes = 2 * Store::page_bytes(model.config());
+            return Err(Error::setting("cache", format!("too small for two pages, {bytes} bytes")));
         }
-        running.sample.tokens.push(drawn.token);
-        running.sample.mask.push(true);
-        running.sample.logps.push(drawn.logp);
-        running.sample.versions.push(self.version);
-        Ok(drawn.token)
+        let draft = match &config.speculation {
+            Some(Speculation::Draft { model: draft, tokens }) => {
+                Some(Draft::new((**draft).clone(), &model, *tokens)?)
+            }
+            _ => None,
+        };
+        let weights = Weights::new(model, 0, config.packed)?;
+        let mut engine = Self {
+            config,
+            weights: vec![weights],
+            pages: Pages::new(pages),
+            stores: Vec::new(),
+            draft,
+            queue: Queue::default(),
+            text: None,
+            ready: Vec::new(),
+            submitted: 0,
+            computed_tokens: 0,
+            plan: Vec::new(),
+            batch: Batch::default(),
+            buffers: Buffers::default(),
+        };
+        engine.load();
+        Ok(engine)
     }
 
-    fn finished(&self, running: &Running) -> Option<FinishReason> {
-        let Running { sample, request, .. } = running;
-        let generated = sample.tokens.len() - request.prompt.tokens.len();
-        let stopped =
-            generated > 0 && sample.tokens.last().is_some_and(|t| request.sampling.stop_tokens.contains(t));
-        if stopped {
-            return Some(FinishReason::Stop);
+    /// Gives the engine a tokenizer: requests with stop strings need one.
+    #[must_use]
+    pub fn with_text(self, text: Arc<dyn Detokenize>) -> Self {
+        Self { text: Some(text), ..self }
+    }
+
+    /// Frees the cache and copied weights; running requests wait and are computed again after
+    /// [`Self::load`].
+    pub fn unload(&mut self) {
+        while let Some(mut job) = self.queue.running.pop() {
+            job.forget(&mut self.pages);
+            self.queue.waiting.insert(job.order(), job);
         }
-        let full = sample.tokens.len() >= self.model.config().max_positions;
-        (generated >= request.sampling.max_tokens || full).then_some(FinishReason::Length)
+        self.pages.forget_all();
+        self.stores.clear();
+        self.buffers = Buffers::default();
+        self.weights.iter_mut().for_each(Weights::unpack);
     }
-}
 
-impl Engine for CachedEngine {
-    fn submit(&mut self, request: Request) -> Result<RequestId> {
-        let (id, config) = (&request.prompt.id, self.model.config());
+    /// Takes the memory that [`Self::unload`] gave back.
+    pub fn load(&mut self) {
+        if !self.stores.is_empty() {
+            return;
+        }
+        let pages = self.pages.len();
+        self.stores.extend(self.weights.first().map(|weights| Store::new(weights.model.config(), pages)));
+        self.stores.extend(self.draft.as_ref().map(|draft| draft.store(pages)));
+        for weights in self.weights.iter_mut().filter(|weights| !weights.is_packed()) {
+            weights.pack(self.config.packed);
+        }
+    }
+
+    /// Bytes of the copied weights, and how long the last copy took.
+    pub fn packed(&self) -> (usize, std::time::Duration) {
+        let bytes = self.weights.iter().map(Weights::packed_bytes).sum();
+        (bytes, self.weights.first().map_or_else(Default::default, |weights| weights.packing))
+    }
+
+    fn context(&self) -> usize {
+        self.weights.first().map_or(0, |weights| weights.model.config().max_positions)
+    }
+
+    /// One pass through the model, or one for each version that has requests.
+    fn step(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.stores.is_empty() {
+            return Err(Error::Invalid("the engine is unloaded".into()));
+        }
+        let context = self.context();
+        let jobs = self.queue.running.iter_mut();
+        match self.config.speculation {
+            Some(Speculation::Ngram { max_n, tokens }) => {
+                let proposer = NgramProposer { max_n, min_n: 1, tokens };
+                jobs.for_each(|job| job.propose(proposer, context));
+            }
+            Some(Speculation::Draft { tokens, .. }) => jobs.for_each(|job| job.plan_draft(tokens, context)),
+            None => {}
+        }
+        let newest = self.weights.first().map_or(0, |weights| weights.version);
+        let mut memory = Memory { pages: &mut self.pages, stores: &mut self.stores };
+        self.queue.plan(&self.config, newest, &mut memory, &mut self.plan);
+        if let (Some(draft), Some(store)) = (&mut self.draft, self.stores.get_mut(1)) {
+            draft.propose(&mut self.queue.running, &self.plan, store)?;
+        }
+        let mut failed = None;
+        for at in 0..self.weights.len() {
+            if let Err(error) = self.pass(at) {
+                failed.get_or_insert(error);
+            }
+        }
+        self.report(events);
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Runs the planned requests of one version.
+    fn pass(&mut self, at: usize) -> Result<()> {
+        let (weights, Some(store)) = (&self.weights[at], self.stores.first_mut()) else { return Ok(()) };
+        self.batch.clear();
+        for part in &self.plan {
+            let job = &self.queue.running[part.job];
+            if job.version == Some(weights.version) {
+                let complete = part.rows >= job.pending();
+                let wanted = if complete { 1 + job.proposal.len() } else { 0 };
+                self.batch.push(job.next_tokens().take(part.rows), job.computed, &job.pages, wanted);
+            }
+        }
+        if self.batch.tokens.is_empty() {
+            return Ok(());
+        }
+        self.computed_tokens += self.batch.tokens.len() as u64;
+        let (batch, buffers) = (&self.batch, &mut self.buffers);
+        // Inside of the thread pool each kernel starts without waking another thread first.
+        let logits = rayon::scope(|_| forward(weights, store, batch, buffers))?;
+        let context = weights.model.config().max_positions;
+        let vocab = weights.model.config().vocab_size;
+        let mut first = 0;
+        let mut draws: Vec<(&mut Job, &[f32])> = Vec::with_capacity(self.plan.len());
+        let mut jobs = self.queue.running.iter_mut().enumerate();
+        for part in &self.plan {
+            let Some((_, job)) = jobs.find(|(index, _)| *index == part.job) else { break };
+            if job.version != Some(weights.version) {
+                continue;
+            }
+            if part.rows < job.pending() {
+                job.computed += part.rows;
+                continue;
+            }
+            let rows = 1 + job.proposal.len();
+            draws.push((job, &logits[first * vocab..(first + rows) * vocab]));
+            first += rows;
+        }
+        let draw = |(job, logits): (&mut Job, &[f32])| {
+            SAMPLER.with_borrow_mut(|sampler| job.draw(sampler, logits, vocab, context))
+        };
+        let results: Vec<Result<()>> = draws.into_par_iter().map(draw).collect();
+        let publishes = self.config.prefix_cache && at == 0;
+        if publishes {
+            for part in &self.plan {
+                let job = &mut self.queue.running[part.job];
+                if job.version == Some(weights.version) {
+                    job.publish(&mut self.pages);
+                }
+            }
+        }
+        results.into_iter().collect()
+    }
+
+    /// Reports what was drawn, and takes out what is complete.
+    fn report(&mut self, events: &mut Vec<Event>) {
+        for job in &mut self.queue.running {
+            let request = job.id;
+            events.extend(job.drawn.drain(..).map(|drawn| Event::Token { request, drawn }));
+        }
+        let pages = &mut self.pages;
+        let done = self.queue.running.extract_if(.., |job| job.finish.is_some());
+        events.extend(done.map(|mut job| {
+            job.forget(pages);
+            finished(job)
+        }));
+        let queue = &self.queue;
+        let used = |version| {
+            let mut jobs = queue.running.iter().chain(queue.waiting.values());
+            jobs.any(|job| job.version == Some(version))
+        };
+        let newest = self.weights.first().map(|weights| weights.version);
+        self.weights.retain(|weights| Some(weights.version) == newest || used(weights.version));
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queue.running.is_empty() && self.queue.waiting.is_empty()
+    }
+
+    fn check(&self, request: &Request) -> Result<()> {
+        let Some(weights) = self.weights.first() else { return Ok(()) };
+        let (id, config) = (&request.prompt.id, weights.model.config());
         let tokens = request.prompt.tokens.len();
+        let refuse = |message: String| Err(Error::Invalid(format!("prompt {id}: {message}")));
         if tokens == 0 {
-            return Err(Error::Invalid(format!("prompt {id}: no token to start from")));
+            return refuse("no token to start from".into());
         }
-        if tokens > config.max_positions {
-            let limit = config.max_positions;
-            return Err(Error::Invalid(format!(
-                "prompt {id}: {tokens} tokens, but the model's context is {limit}"
-            )));
+        if tokens >= config.max_positions {
+            return refuse(format!("{tokens} tokens, but the model's context is {}", config.max_positions));
         }
-        if !(request.sampling.temperature >= 0.0 && request.sampling.temperature.is_finite()) {
-            let got = request.sampling.temperature;
-            return Err(Error::setting("temperature", format!("expected 0 or more, got {got}")));
+        if let Some(token) = request.prompt.tokens.iter().find(|&&t| t as usize >= config.vocab_size) {
+            return refuse(format!("token {token} is outside of the vocabulary of {}", config.vocab_size));
         }
+        request.sampling.check(config.vocab_size)?;
+        if !request.sampling.stop_strings.is_empty() && self.text.is_none() {
+            return Err(Error::setting("stop_strings", "the engine was given no tokenizer"));
+        }
+        // One page more than it fills: a shared one is copied while it is still held.
+        let longest = config.max_positions.min(tokens.saturating_add(request.sampling.max_tokens));
+        let (needs, has) = (longest.div_ceil(PAGE) + 1, self.pages.len());
+        if needs > has {
+            return refuse(format!("up to {longest} tokens need {needs} cache pages, but there are {has}"));
+        }
+        Ok(())
+    }
+}
+
+/// The event of a request that is over.
+fn finished(job: Job) -> Event {
+    let reason = job.finish.unwrap_or(FinishReason::Cancelled);
+    Event::Finished { request: job.id, sample: job.sample, reason }
+}
+
+impl Engine for PagedEngine {
+    fn submit(&mut self, request: Request) -> Result<RequestId> {
+        self.check(&request)?;
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        self.waiting.push_back((id, request));
+        let mut job = Job::new(id, request, self.text.as_ref(), self.draft.is_some());
+        if job.request.sampling.max_tokens == 0 {
+            job.finish = Some(FinishReason::Length);
+            self.ready.push(finished(job));
+        } else {
+            self.queue.waiting.insert(job.order(), job);
+        }
         Ok(id)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {
-        let mut running = match self.running.take() {
-            Some(running) => running,
-            None => match self.waiting.pop_front() {
-                Some((id, request)) => self.start(id, request),
-                None => return Ok(Vec::new()),
-            },
-        };
-        let mut events = Vec::new();
-        if self.finished(&running).is_none() {
-            let token = self.step(&mut running)?;
-            events.push(Event::Token { request: running.id, token });
-        }
-        match self.finished(&running) {
-            Some(reason) => {
-                events.push(Event::Finished { request: running.id, sample: running.sample, reason });
+        let mut events = std::mem::take(&mut self.ready);
+        while events.is_empty() && !self.is_idle() {
+            if let Err(error) = self.step(&mut events) {
+                // What else happened is told next time.
+                self.ready = events;
+                return Err(error);
             }
-            None => self.running = Some(running),
         }
         Ok(events)
     }
 
-    /// A request that is running goes on with the new weights: its next step computes all of its
-    /// tokens again, so that no keys and values of the old weights are left.
+    fn cancel(&mut self, request: RequestId) -> bool {
+        let waiting = self.queue.waiting.extract_if(.., |_, job| job.id == request).next();
+        let running = self.queue.running.iter().position(|job| job.id == request);
+        let job = waiting.map(|(_, job)| job).or_else(|| running.map(|at| self.queue.running.remove(at)));
+        let Some(mut job) = job else { return false };
+        job.forget(&mut self.pages);
+        self.ready.push(finished(job));
+        true
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats {
+            waiting: self.queue.waiting.len(),
+            running: self.queue.running.len(),
+            pages: self.pages.len(),
+            free_pages: self.pages.available(),
+            computed_tokens: self.computed_tokens,
+            reused_tokens: self.queue.reused_tokens,
+            preemptions: self.queue.preemptions,
+            version: self.weights.first().map_or(0, |weights| weights.version),
+        }
+    }
+
+    /// By handle on the CPU device, by conversion from others. What the cache knew of the old weights is
+    /// dropped; requests that run follow [`EngineConfig::in_flight`].
     fn refit(&mut self, params: &ParamSet, version: u64) -> Result<()> {
-        let fits = |(own, new): (&aligner_core::Param, &aligner_core::Param)| {
-            own.name == new.name && own.shape == new.shape
-        };
-        let own = self.model.params();
-        if own.len() != params.len() || !own.iter().zip(params.iter()).all(fits) {
-            return Err(Error::Invalid("the new parameters are not this model's".into()));
+        let Some(newest) = self.weights.first() else { return Ok(()) };
+        let packed = self.config.packed.filter(|_| !self.stores.is_empty());
+        let weights = newest.refit(params, version, packed)?;
+        match self.config.in_flight {
+            InFlight::Continue => {
+                self.weights.clear();
+                for job in &mut self.queue.running {
+                    job.forget(&mut self.pages);
+                }
+                let jobs = self.queue.running.iter_mut().chain(self.queue.waiting.values_mut());
+                jobs.filter(|job| job.version.is_some()).for_each(|job| job.version = Some(version));
+            }
+            InFlight::Finish => {
+                let queue = &self.queue;
+                let jobs = || queue.running.iter().chain(queue.waiting.values());
+                self.weights.retain(|old| jobs().any(|job| job.version == Some(old.version)));
+            }
         }
-        self.model =
-            CausalLm::new(self.model.config().clone(), params.clone(), &self.model.device().clone())?;
-        self.version = version;
-        if let Some(mut running) = self.running.take() {
-            (running.cache, running.cached) = (self.empty_cache(), 0);
-            self.running = Some(running);
-        }
+        self.pages.forget_all();
+        self.weights.insert(0, weights);
         Ok(())
     }
 }

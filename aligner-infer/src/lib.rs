@@ -1,14 +1,30 @@
 //! Generation with the policy's own weights: the model code of the trainer, on the same parameter
-//! handles, with a key-value cache.
+//! handles, with continuous batching over a paged key-value cache.
 //!
-//! [`CachedEngine`] runs one request at a time. It is the plain engine that faster ones are compared
-//! with: its tokens and log-probabilities are those of the full forward pass.
+//! | module | holds |
+//! |---|---|
+//! | `engine` | [`PagedEngine`]: submits, passes, refits |
+//! | `schedule` | which requests take part in the next pass |
+//! | `job` | one request: its tokens, pages, draws |
+//! | `pages` | who holds which page; the prefix index |
+//! | `host` | the forward pass on host slices |
+//! | `draft` | a smaller model that proposes tokens |
+//! | `weights` | handles of the weights, and smaller copies |
+//! | `sampler`, `stop` | logits to tokens, stop strings |
 
-mod cache;
+mod config;
+mod draft;
 mod engine;
+mod host;
+mod job;
+mod pages;
 mod sampler;
+mod schedule;
 mod stop;
+mod weights;
 
-pub use engine::CachedEngine;
+pub use aligner_core::ops::rows::PackedKind;
+pub use config::{CacheSize, EngineConfig, InFlight, Speculation};
+pub use engine::PagedEngine;
 pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen, Verdict, accept};
 pub use stop::{StopText, TextStream};

@@ -164,10 +164,7 @@ impl CausalLm {
     /// # Errors
     /// [`Error::Head`] where the model has a scalar head instead.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        let Head::Language(id) = self.head else {
-            return Err(Error::Head { field: "logits", head: LANGUAGE_HEAD });
-        };
-        linear(hidden, self.params.matrix(id), None, None)
+        linear(hidden, self.params.matrix(self.language_head()?), None, None)
     }
 
     /// The final hidden states of a packed layout: `[tokens, hidden]`.
@@ -192,8 +189,20 @@ impl CausalLm {
         Ok(self.body.layout(positions, segments.into()))
     }
 
-    pub(super) fn body(&self) -> &Llama {
+    /// The model without its head.
+    pub fn body(&self) -> &Llama {
         &self.body
+    }
+
+    /// The language-model head's parameter `[vocab, hidden]`; the embedding where they are tied.
+    ///
+    /// # Errors
+    /// [`Error::Head`] where the model has a scalar head instead.
+    pub fn language_head(&self) -> Result<ParamId> {
+        match self.head {
+            Head::Language(id) => Ok(id),
+            Head::Score(_) => Err(Error::Head { field: "logits", head: LANGUAGE_HEAD }),
+        }
     }
 
     pub(super) fn tracked(&self) -> Self {

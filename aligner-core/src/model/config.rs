@@ -108,6 +108,16 @@ impl RopeConfig {
 }
 
 impl ModelConfig {
+    /// Heads and their width, with the usual scale `1 / sqrt(head_dim)`.
+    pub fn attention_shape(&self) -> crate::ops::AttentionShape {
+        crate::ops::AttentionShape {
+            heads: self.num_heads,
+            kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+        }
+    }
+
     /// Reads a `config.json` from disk.
     ///
     /// # Errors

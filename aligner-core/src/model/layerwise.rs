@@ -4,6 +4,8 @@
 use burn::tensor::Tensor;
 
 use super::CausalLm;
+use super::exec::Tensors;
+use super::llama::Layout;
 use crate::policy::finite_sum;
 use crate::shard::Whole;
 use crate::{Batch, Gradients, LossFn, Needs, ParamSet, Policy, Result};
@@ -23,7 +25,7 @@ pub(super) fn accumulate(
         let mut x = vec![body.embed(model.params(), &batch.tokens)?];
         for index in 0..body.layers() {
             let input = x[index].clone();
-            x.push(body.layer(model.params(), index, input, &layout, &Whole)?);
+            x.push(body.layer(&mut tensors(model, &layout), index, input)?);
         }
         let mut sums = vec![None; model.params().len()];
 
@@ -35,7 +37,7 @@ pub(super) fn accumulate(
 
         for index in (0..body.layers()).rev() {
             let stage = Stage::new(model, x.pop());
-            let output = body.layer(stage.model.params(), index, stage.input(), &layout, &Whole)?;
+            let output = body.layer(&mut tensors(&stage.model, &layout), index, stage.input())?;
             of_x = stage.backward(&seeded(output, of_x), &mut sums);
         }
         let bottom = Stage::new(model, None);
@@ -44,6 +46,10 @@ pub(super) fn accumulate(
         all.add(sums, loss_sum, &out.metrics);
     }
     Ok(all)
+}
+
+fn tensors<'a>(model: &'a CausalLm, layout: &'a Layout) -> Tensors<'a> {
+    Tensors { params: model.params(), layout, shard: &Whole }
 }
 
 /// A scalar whose gradient with respect to `output` is `grad`.

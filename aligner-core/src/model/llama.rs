@@ -6,7 +6,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::ModelConfig;
-use crate::ops::{AttentionShape, RotaryTable, embedding, linear, rms_norm, rotary, swiglu};
+use super::exec::{Exec, Linear, Tensors};
+use crate::ops::{RotaryTable, embedding, rms_norm};
 use crate::shard::Shard;
 use crate::{Error, ParamId, ParamSet, Result, Segment};
 
@@ -40,18 +41,6 @@ struct Layer {
     gate: Linear,
     up: Linear,
     down: Linear,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Linear {
-    weight: ParamId,
-    bias: Option<ParamId>,
-}
-
-impl Linear {
-    fn forward(self, params: &ParamSet, x: &Tensor<2>, residual: Option<Tensor<2>>) -> Result<Tensor<2>> {
-        linear(x.clone(), params.matrix(self.weight), self.bias.map(|bias| params.vector(bias)), residual)
-    }
 }
 
 impl Llama {
@@ -129,6 +118,16 @@ impl Llama {
         self.layers.len()
     }
 
+    /// The final norm's parameter.
+    pub fn norm_id(&self) -> ParamId {
+        self.norm
+    }
+
+    /// Rotary frequencies in radians per position, `[head_dim / 2]`.
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// The embedding table's parameter, which a tied head shares.
     pub fn embedding_id(&self) -> ParamId {
         self.embed
@@ -150,35 +149,18 @@ impl Llama {
     /// Layer `index` on the residual stream, `[tokens, hidden]` to the same.
     ///
     /// # Errors
-    /// Shapes that do not fit, a failed collective.
-    pub fn layer(
-        &self,
-        params: &ParamSet,
-        index: usize,
-        x: Tensor<2>,
-        layout: &Layout,
-        shard: &dyn Shard,
-    ) -> Result<Tensor<2>> {
-        let layer = &self.layers[index];
-        let config = &self.config;
-        let shape = AttentionShape {
-            heads: config.num_heads,
-            kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
-            scale: 1.0 / (config.head_dim as f32).sqrt(),
-        };
-        let normed = rms_norm(x.clone(), params.vector(layer.attention_norm), config.rms_norm_eps)?;
-        let normed = shard.enter(normed)?;
-        let q = rotary(layer.q.forward(params, &normed, None)?, &layout.rotary)?;
-        let k = rotary(layer.k.forward(params, &normed, None)?, &layout.rotary)?;
-        let v = layer.v.forward(params, &normed, None)?;
-        let attended = shard.attend(index, [q, k, v], &layout.segments, shape)?;
-        let x = shard.exit(x, &|residual| layer.o.forward(params, &attended, residual))?;
-        let normed = rms_norm(x.clone(), params.vector(layer.mlp_norm), config.rms_norm_eps)?;
-        let normed = shard.enter(normed)?;
-        let gated =
-            swiglu(layer.gate.forward(params, &normed, None)?, layer.up.forward(params, &normed, None)?)?;
-        shard.exit(x, &|residual| layer.down.forward(params, &gated, residual))
+    /// Those of `exec`.
+    pub fn layer<E: Exec>(&self, exec: &mut E, index: usize, x: E::Rows) -> Result<E::Rows> {
+        let (layer, config) = (&self.layers[index], &self.config);
+        let normed = exec.norm(&x, layer.attention_norm, config.rms_norm_eps)?;
+        let [q, k, v] = exec.linears(normed, [layer.q, layer.k, layer.v])?;
+        let qkv = [exec.rotate(q)?, exec.rotate(k)?, v];
+        let attended = exec.attend(index, qkv, config.attention_shape())?;
+        let x = exec.exit(x, attended, layer.o)?;
+        let normed = exec.norm(&x, layer.mlp_norm, config.rms_norm_eps)?;
+        let [gate, up] = exec.linears(normed, [layer.gate, layer.up])?;
+        let gated = exec.gate(gate, up)?;
+        exec.exit(x, gated, layer.down)
     }
 
     /// The final norm, `[tokens, hidden]` to the same.
@@ -201,8 +183,9 @@ impl Llama {
         shard: &dyn Shard,
     ) -> Result<Tensor<2>> {
         let mut x = self.embed(params, tokens)?;
+        let mut exec = Tensors { params, layout, shard };
         for index in 0..self.layers.len() {
-            x = self.layer(params, index, x, layout, shard)?;
+            x = self.layer(&mut exec, index, x)?;
         }
         self.norm(params, x)
     }

@@ -1,20 +1,39 @@
 //! Tensors of the CPU device as slices.
 
+use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{Tensor, TensorData};
 
 use super::kernel::on_host;
 
+/// A tensor's elements in host memory. On the CPU device they are the tensor's own, held by handle;
+/// from any other device they are a copy.
+#[derive(Debug, Clone)]
+pub struct HostTensor(FlexTensor);
+
+impl HostTensor {
+    /// The elements of `tensor` in row-major order.
+    pub fn new(tensor: &Tensor<1>) -> Self {
+        if on_host(tensor)
+            && !tensor.is_autodiff()
+            && let DispatchTensorKind::Flex(BackendTensor::Float(flex)) = tensor.clone().into_dispatch().kind
+        {
+            return Self(flex.to_contiguous());
+        }
+        let data = to_vec(tensor);
+        let shape = [data.len()];
+        Self(FlexTensor::from_data(TensorData::new(data, shape)))
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> &[f32] {
+        self.0.as_slice::<f32>().expect("contiguous f32")
+    }
+}
+
 /// Calls `read` with the tensor's elements in row-major order; without a copy on the CPU device.
 pub fn with_slice<R>(tensor: &Tensor<1>, read: impl FnOnce(&[f32]) -> R) -> R {
-    if on_host(tensor)
-        && !tensor.is_autodiff()
-        && let DispatchTensorKind::Flex(BackendTensor::Float(flex)) = tensor.clone().into_dispatch().kind
-    {
-        return read(flex.to_contiguous().as_slice::<f32>().expect("contiguous f32"));
-    }
-    let data = to_vec(tensor);
-    read(&data)
+    read(HostTensor::new(tensor).as_slice())
 }
 
 /// The tensor's elements in row-major order, copied to host memory.

@@ -40,7 +40,8 @@ struct RmsNorm {
 }
 
 vectorized! {
-    fn normalize(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    /// Each row of x over its root mean square, times the weight.
+    pub(super) fn normalize(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
         let hidden = weight.len();
         for (x, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
             let scale = inverse_rms(x, epsilon);

@@ -92,6 +92,21 @@ vectorized! {
     }
 }
 
+vectorized! {
+    /// One row's heads, in place; `cos` and `sin` are `[head_dim / 2]`.
+    pub(super) fn rotate_in_place(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let half = cos.len();
+        for head in x.chunks_exact_mut(2 * half) {
+            let (low, high) = head.split_at_mut(half);
+            for i in 0..half {
+                let (a, b) = (low[i], high[i]);
+                low[i] = a * cos[i] - b * sin[i];
+                high[i] = b * cos[i] + a * sin[i];
+            }
+        }
+    }
+}
+
 impl Rotary {
     fn rotate(&self, x: &[f32], sign: f32) -> Vec<f32> {
         let mut out = unfilled(x.len());

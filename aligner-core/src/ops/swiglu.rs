@@ -44,6 +44,15 @@ vectorized! {
 }
 
 vectorized! {
+    /// `silu(gate) * up` in place of the gate.
+    pub(super) fn forward_in_place(gate: &mut [f32], up: &[f32]) {
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = *gate / (1.0 + exp(-*gate)) * up;
+        }
+    }
+}
+
+vectorized! {
     fn backward(gate: &[f32], up: &[f32], grad: &[f32], of_gate: &mut [f32], of_up: &mut [f32]) {
         for i in 0..gate.len().min(up.len()).min(grad.len()).min(of_gate.len()).min(of_up.len()) {
             let sigmoid = 1.0 / (1.0 + exp(-gate[i]));

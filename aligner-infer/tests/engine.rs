@@ -1,4 +1,4 @@
-//! The cached engine against the full forward pass and the golden greedy continuations.
+//! The engine against the full forward pass and the golden greedy continuations.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use aligner_core::weights::Checkpoint;
 use aligner_core::{
     Batch, Device, Engine, Event, Group, Needs, Policy, Prompt, Request, Sample, Sampling, Segment,
 };
-use aligner_infer::CachedEngine;
+use aligner_infer::{CacheSize, EngineConfig, InFlight, PagedEngine, Speculation};
 use serde_json::Value;
 
 const MODELS: [&str; 4] = ["llama_gqa_untied", "llama_gqa_tied", "llama3_rope", "llama_bias_mha"];
@@ -52,6 +52,15 @@ fn full_greedy(model: &CausalLm, prompt: &[u32], count: usize) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
+/// An engine with the default settings and a small cache.
+fn engine(model: &CausalLm) -> PagedEngine {
+    engine_with(model, EngineConfig::default())
+}
+
+fn engine_with(model: &CausalLm, config: EngineConfig) -> PagedEngine {
+    PagedEngine::new(model.clone(), EngineConfig { cache: CacheSize::Bytes(1 << 22), ..config }).unwrap()
+}
+
 fn prompt(id: &str, tokens: &[u32]) -> Prompt {
     Prompt { id: id.into(), tokens: tokens.to_vec(), metadata: serde_json::Value::Null }
 }
@@ -60,7 +69,7 @@ fn prompt(id: &str, tokens: &[u32]) -> Prompt {
 fn logps_of_drawn_tokens_are_those_of_the_trainer_s_forward() {
     for name in MODELS {
         let model = model(name);
-        let mut engine = CachedEngine::new(model.clone());
+        let mut engine = self::engine(&model);
         let sampling = Sampling { max_tokens: 20, seed: 3, ..Sampling::default() };
         let prompts = [prompt("a", &[5, 6, 7]), prompt("b", &[9])];
         for sample in engine.generate(&prompts, &sampling).unwrap() {
@@ -84,7 +93,7 @@ fn greedy_continuations_are_those_of_the_full_forward_and_of_transformers() {
             let (tokens, transformers) = (ids(&sequence["input_ids"]), ids(&sequence["greedy"]));
             let sampling = Sampling { temperature: 0.0, max_tokens: 24, ..Sampling::default() };
             let sample =
-                CachedEngine::new(model.clone()).generate(&[prompt("a", &tokens)], &sampling).unwrap();
+                engine(&model).generate(&[prompt("a", &tokens)], &sampling).unwrap();
             let answer = &sample[0].tokens[tokens.len()..];
             assert_eq!(answer, full_greedy(&model, &tokens, 24), "{name}");
             if !answer.contains(&EOS) {
@@ -100,7 +109,7 @@ fn greedy_continuations_are_those_of_the_full_forward_and_of_transformers() {
 fn draws_depend_on_seed_prompt_and_sample_alone() {
     let model = model("llama_gqa_untied");
     let run = |seed, prompts: &[Prompt]| -> Vec<Vec<u32>> {
-        let mut engine = CachedEngine::new(model.clone());
+        let mut engine = self::engine(&model);
         let sampling = Sampling { max_tokens: 8, seed, ..Sampling::default() };
         engine.generate(prompts, &sampling).unwrap().into_iter().map(|sample| sample.tokens).collect()
     };
@@ -118,11 +127,11 @@ fn draws_depend_on_seed_prompt_and_sample_alone() {
 fn what_a_failed_call_left_behind_is_not_counted() {
     let model = model("llama_gqa_untied");
     let sampling = Sampling { max_tokens: 6, ..Sampling::default() };
-    let mut engine = CachedEngine::new(model.clone());
+    let mut engine = self::engine(&model);
     assert!(engine.generate(&[prompt("left", &[5]), prompt("bad", &[])], &sampling).is_err());
     let prompts = [prompt("a", &[7, 8]), prompt("b", &[9])];
     let after = engine.generate(&prompts, &sampling).unwrap();
-    assert_eq!(after, CachedEngine::new(model).generate(&prompts, &sampling).unwrap());
+    assert_eq!(after, engine(&model).generate(&prompts, &sampling).unwrap());
     assert_eq!(after.len(), 2);
 }
 
@@ -130,10 +139,10 @@ fn what_a_failed_call_left_behind_is_not_counted() {
 fn a_stop_token_ends_a_response_and_belongs_to_it() {
     let model = model("llama_gqa_untied");
     let greedy = Sampling { temperature: 0.0, max_tokens: 8, ..Sampling::default() };
-    let all = CachedEngine::new(model.clone()).generate(&[prompt("a", &[5, 6])], &greedy).unwrap().remove(0);
+    let all = engine(&model).generate(&[prompt("a", &[5, 6])], &greedy).unwrap().remove(0);
     let stop = all.tokens[4];
     let sampling = Sampling { stop_tokens: vec![stop], ..greedy };
-    let stopped = CachedEngine::new(model).generate(&[prompt("a", &[5, 6])], &sampling).unwrap().remove(0);
+    let stopped = engine(&model).generate(&[prompt("a", &[5, 6])], &sampling).unwrap().remove(0);
     let first = all.tokens[2..].iter().position(|&token| token == stop).unwrap() + 3;
     assert_eq!(stopped.tokens, all.tokens[..first]);
 }
@@ -141,21 +150,21 @@ fn a_stop_token_ends_a_response_and_belongs_to_it() {
 #[test]
 fn refit_swaps_handles_and_marks_versions() {
     let (model, other) = (model("llama_gqa_untied"), model("llama_bias_mha"));
-    let mut engine = CachedEngine::new(model.clone());
+    let mut engine = self::engine(&model);
     engine.refit(model.params(), 7).unwrap();
     let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
     let sample = engine.generate(&[prompt("a", &[5])], &sampling).unwrap().remove(0);
     assert_eq!(sample.versions, [7, 7, 7]);
-    assert!(CachedEngine::new(model).refit(other.params(), 8).is_err());
+    assert!(engine(&model).refit(other.params(), 8).is_err());
 }
 
 #[test]
 fn a_refit_in_the_middle_of_a_request_leaves_nothing_of_the_old_weights() {
     let old = model("llama_gqa_tied");
     let new = scaled(&old, 1.25);
-    let mut engine = CachedEngine::new(old.clone());
+    let mut engine = self::engine(&old);
     let sampling = Sampling { max_tokens: 9, seed: 5, ..Sampling::default() };
-    engine.submit(Request { prompt: prompt("a", &[5, 6]), sampling, sample: 0 }).unwrap();
+    engine.submit(Request::new(prompt("a", &[5, 6]), sampling)).unwrap();
     for _ in 0..4 {
         engine.poll().unwrap();
     }
@@ -180,10 +189,123 @@ fn a_refit_in_the_middle_of_a_request_leaves_nothing_of_the_old_weights() {
 
 #[test]
 fn prompts_that_cannot_run_are_refused() {
-    let mut engine = CachedEngine::new(model("llama_gqa_untied"));
+    let mut engine = self::engine(&model("llama_gqa_untied"));
     assert!(engine.generate(&[prompt("a", &[])], &Sampling::default()).is_err());
     let hot = Sampling { temperature: f32::NAN, ..Sampling::default() };
     assert!(engine.generate(&[prompt("a", &[1])], &hot).is_err());
     let message = engine.generate(&[prompt("a", &[9999])], &Sampling::default()).unwrap_err().to_string();
     assert!(message.contains("9999"), "{message}");
+}
+
+#[test]
+fn chunks_preemption_prefixes_and_proposals_change_no_sample() {
+    for name in MODELS {
+        let model = model(name);
+        let long: Vec<u32> = (0..90).map(|i| 3 + i * 7 % 50).collect();
+        let repeated = [5, 6, 7, 8].repeat(12);
+        let prompts: Vec<Prompt> = [("a", &long), ("b", &repeated), ("c", &long), ("d", &vec![9])]
+            .into_iter()
+            .flat_map(|(id, tokens)| [prompt(id, tokens), prompt(id, tokens), prompt(id, tokens)])
+            .collect();
+        let sampling = Sampling { max_tokens: 40, seed: 11, temperature: 0.7, ..Sampling::default() };
+        let alone: Vec<Sample> = {
+            let config = EngineConfig { max_running: 1, prefix_cache: false, ..EngineConfig::default() };
+            engine_with(&model, config).generate(&prompts, &sampling).unwrap()
+        };
+        for (sample, prompt) in alone.iter().zip(&prompts) {
+            let start = prompt.tokens.len();
+            let raw: Vec<f32> = full_logps(&model, sample);
+            for (a, b) in sample.raw_logps[start..].iter().zip(raw) {
+                assert!((a - b).abs() < 1e-4, "{name}: {a} {b}");
+            }
+        }
+        let page = {
+            let config = model.config();
+            config.num_layers * config.num_kv_heads * config.head_dim * 32 * 8
+        };
+        let base = EngineConfig::default();
+        // Close to the model, but not the same.
+        let draft = Some(Speculation::Draft { model: Box::new(scaled(&model, 1.03)), tokens: 3 });
+        let ngram = Some(Speculation::Ngram { max_n: 3, tokens: 5 });
+        for (what, config) in [
+            ("together", EngineConfig { cache: CacheSize::Bytes(400 * page), ..base.clone() }),
+            ("chunks", EngineConfig { max_batch_tokens: 7, cache: CacheSize::Bytes(400 * page), ..base.clone() }),
+            ("tiny cache", EngineConfig { cache: CacheSize::Bytes(7 * page), ..base.clone() }),
+            ("proposals", EngineConfig { speculation: ngram.clone(), cache: CacheSize::Bytes(12 * page), ..base.clone() }),
+            ("draft", EngineConfig { speculation: draft, cache: CacheSize::Bytes(12 * page), ..base }),
+        ] {
+            let mut engine = PagedEngine::new(model.clone(), config).unwrap();
+            let together = engine.generate(&prompts, &sampling).unwrap();
+            assert_eq!(together, alone, "{name}: {what}");
+            let stats = engine.stats();
+            assert_eq!((stats.running, stats.waiting, stats.free_pages), (0, 0, stats.pages), "{what}");
+            assert_eq!(stats.preemptions > 0, ["tiny cache", "proposals", "draft"].contains(&what), "{name} {what}");
+        }
+    }
+}
+
+#[test]
+fn samples_of_one_prompt_compute_it_once() {
+    let model = model("llama_gqa_untied");
+    let tokens: Vec<u32> = (0..100).map(|i| 3 + i % 40).collect();
+    let prompts: Vec<Prompt> = (0..8).map(|_| prompt("a", &tokens)).collect();
+    let sampling = Sampling { max_tokens: 4, ..Sampling::default() };
+    let mut engine = self::engine(&model);
+    engine.generate(&prompts, &sampling).unwrap();
+    let stats = engine.stats();
+    // Each sample computes the prompt's last token itself, and three of its own.
+    assert_eq!((stats.computed_tokens, stats.reused_tokens), (100 + 3 + 7 * 4, 7 * 99));
+    // A next turn finds the whole dialogue before it.
+    let answer = engine.generate(&prompts[..1], &sampling).unwrap().remove(0);
+    let before = engine.stats();
+    let next = [answer.tokens.as_slice(), &[7, 8]].concat();
+    engine.generate(&[prompt("b", &next)], &sampling).unwrap();
+    assert!(engine.stats().reused_tokens - before.reused_tokens >= 96);
+}
+
+#[test]
+fn requests_in_flight_finish_on_the_weights_that_they_began_with() {
+    let old = model("llama_gqa_tied");
+    let new = scaled(&old, 1.25);
+    let mut engine = engine_with(&old, EngineConfig { in_flight: InFlight::Finish, ..EngineConfig::default() });
+    let sampling = Sampling { max_tokens: 9, seed: 5, ..Sampling::default() };
+    engine.submit(Request::new(prompt("a", &[5, 6]), sampling.clone())).unwrap();
+    for _ in 0..4 {
+        engine.poll().unwrap();
+    }
+    engine.refit(new.params(), 1).unwrap();
+    engine.submit(Request::new(prompt("b", &[5, 6]), sampling)).unwrap();
+    let mut samples = Vec::new();
+    while samples.len() < 2 {
+        samples.extend(engine.poll().unwrap().into_iter().filter_map(|event| match event {
+            Event::Finished { sample, .. } => Some(sample),
+            Event::Token { .. } => None,
+        }));
+    }
+    for (sample, (model, version)) in samples.iter().zip([(&old, 0), (&new, 1)]) {
+        assert!(sample.versions[2..].iter().all(|&v| v == version), "{:?}", sample.versions);
+        for (drawn, expected) in sample.logps[2..].iter().zip(full_logps(model, sample)) {
+            assert!((drawn - expected).abs() < 1e-4, "{drawn} {expected}");
+        }
+    }
+}
+
+#[test]
+fn an_unloaded_engine_goes_on_where_it_was() {
+    let model = model("llama_gqa_untied");
+    let sampling = Sampling { max_tokens: 9, ..Sampling::default() };
+    let expected = engine(&model).generate(&[prompt("a", &[5, 6])], &sampling).unwrap();
+    let mut engine = self::engine(&model);
+    engine.submit(Request::new(prompt("a", &[5, 6]), sampling)).unwrap();
+    engine.poll().unwrap();
+    engine.unload();
+    assert!(engine.poll().unwrap_err().to_string().contains("unloaded"));
+    engine.load();
+    let sample = loop {
+        let events = engine.poll().unwrap();
+        if let Some(Event::Finished { sample, .. }) = events.into_iter().next_back() {
+            break sample;
+        }
+    };
+    assert_eq!(sample, expected[0]);
 }

@@ -1,0 +1,289 @@
+//! `x W^T` for few rows of x: inner products along the contiguous inner dimension, W read once for up to
+//! [`BLOCK`] rows.
+//!
+//! Each element is summed in eight lanes over the inner dimension, then across the lanes, then over the
+//! last few columns, whatever tile it falls into: a row's result is bitwise the same in any company.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::vector::{LANES, Vector, dispatched};
+use super::weight::{Columns, Weight};
+use crate::ops::kernel::Shared;
+
+/// Rows of x that share a pass over W; they stay in the second-level cache.
+const BLOCK: usize = 48;
+/// Columns of a tile; the tasks' ranges are multiples of it.
+const TILE: usize = 4;
+/// Products below this many multiplications run on the calling thread.
+const SERIAL_BELOW: usize = 1 << 16;
+
+/// One linear of a group that shares its input.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// `[out, in]`.
+    pub weight: Weight<'a>,
+    /// `[out]`.
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, out]`.
+    pub out: &'a mut [f32],
+    /// Whether the product is added to what `out` holds.
+    pub add: bool,
+}
+
+/// `out (+)= x W^T + b` for each product of a group; x is `[rows, in]`.
+///
+/// # Panics
+/// Where a slice does not have the size that `rows` and the weights ask for: the caller's mistake.
+pub fn products<const N: usize>(x: &[f32], rows: usize, mut group: [Product<'_>; N]) {
+    let inputs = if rows == 0 { return } else { x.len() / rows };
+    for product in &group {
+        let [outputs, columns] = product.weight.shape();
+        assert!(columns == inputs && x.len() == rows * inputs, "input of a product");
+        assert!(product.out.len() == rows * outputs, "output of a product");
+        assert!(product.bias.is_none_or(|bias| bias.len() == outputs), "bias of a product");
+    }
+    let all: usize = group.iter().map(|product| product.weight.shape()[0]).sum();
+    let serial = all * inputs * rows < SERIAL_BELOW;
+    let threads = if serial { 1 } else { rayon::current_num_threads() };
+    let step = if threads == 1 { all } else { all.div_ceil(threads * 4) }.next_multiple_of(TILE);
+    let parts = group.each_mut().map(|product| {
+        let outputs = product.weight.shape()[0];
+        let part = Part { weight: product.weight, bias: product.bias, add: product.add, rows, outputs };
+        (part, Shared::new(product.out), outputs.div_ceil(step))
+    });
+    let run = |task: usize| {
+        let mut first = 0;
+        for (part, out, tasks) in &parts {
+            if task < first + tasks {
+                let start = (task - first) * step;
+                return part.run(x, start..(start + step).min(part.outputs), *out);
+            }
+            first += tasks;
+        }
+    };
+    let tasks = parts.iter().map(|(_, _, tasks)| tasks).sum();
+    if serial { (0..tasks).for_each(run) } else { (0..tasks).into_par_iter().for_each(run) }
+}
+
+/// What the tasks of one product share.
+struct Part<'a> {
+    weight: Weight<'a>,
+    bias: Option<&'a [f32]>,
+    add: bool,
+    rows: usize,
+    outputs: usize,
+}
+
+impl Part<'_> {
+    fn run(&self, x: &[f32], columns: Range<usize>, out: Shared<'_>) {
+        let inputs = x.len() / self.rows;
+        for first in (0..self.rows).step_by(BLOCK) {
+            let rows = BLOCK.min(self.rows - first);
+            let block = Block {
+                x: &x[first * inputs..][..rows * inputs],
+                rows,
+                inputs,
+                out: out.at(first * self.outputs, rows * self.outputs),
+                stride: self.outputs,
+                bias: self.bias,
+                add: self.add,
+            };
+            // SAFETY: no other task has these columns, and `products` checked all sizes.
+            unsafe {
+                match self.weight {
+                    Weight::F32(weight) => run_f32(&block, weight, columns.clone()),
+                    Weight::Bf16(weight) => run_bf16(&block, weight, columns.clone()),
+                    Weight::Int8(weight) => run_int8(&block, weight, columns.clone()),
+                    Weight::Int4(weight) => run_int4(&block, weight, columns.clone()),
+                }
+            }
+        }
+    }
+}
+
+struct Block<'a> {
+    x: &'a [f32],
+    rows: usize,
+    inputs: usize,
+    out: *mut f32,
+    stride: usize,
+    bias: Option<&'a [f32]>,
+    add: bool,
+}
+
+use super::weight::{Bf16, F32, Int4, Int8};
+dispatched!(fn run_f32(block: &Block<'_>, weight: F32<'_>, columns: Range<usize>) = f32_block);
+dispatched!(fn run_bf16(block: &Block<'_>, weight: Bf16<'_>, columns: Range<usize>) = bf16_block);
+dispatched!(fn run_int8(block: &Block<'_>, weight: Int8<'_>, columns: Range<usize>) = int8_block);
+dispatched!(fn run_int4(block: &Block<'_>, weight: Int4<'_>, columns: Range<usize>) = int4_block);
+
+macro_rules! block {
+    ($name:ident, $weight:ident) => {
+        #[inline(always)]
+        #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+        unsafe fn $name<V: Vector>(block: &Block<'_>, weight: $weight<'_>, columns: Range<usize>) {
+            // SAFETY: as the caller promises.
+            unsafe { multiply::<V, _>(block, weight, columns) }
+        }
+    };
+}
+block!(f32_block, F32);
+block!(bf16_block, Bf16);
+block!(int8_block, Int8);
+block!(int4_block, Int4);
+
+/// All rows of the block with a range of columns.
+///
+/// # Safety
+/// The columns are the weight's, the block's slices have the sizes it says, and nobody else touches
+/// these columns of the output.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: W, columns: Range<usize>) {
+    let mut column = columns.start;
+    // SAFETY: tiles stay within the block's rows and the range of columns.
+    unsafe {
+        if block.rows == 1 {
+            while column + 2 * TILE <= columns.end {
+                tile::<V, W, 1, 2>(block, &weight, 0, column);
+                column += 2 * TILE;
+            }
+        }
+        while column + TILE <= columns.end {
+            let mut row = 0;
+            while row + 3 <= block.rows && block.rows - row != 4 {
+                tile::<V, W, 3, 1>(block, &weight, row, column);
+                row += 3;
+            }
+            while row + 2 <= block.rows {
+                tile::<V, W, 2, 1>(block, &weight, row, column);
+                row += 2;
+            }
+            if row < block.rows {
+                tile::<V, W, 1, 1>(block, &weight, row, column);
+            }
+            column += TILE;
+        }
+        while column < columns.end {
+            (0..block.rows).for_each(|row| single::<V, W>(block, &weight, row, column));
+            column += 1;
+        }
+    }
+}
+
+/// `R` rows with `4 C` columns.
+///
+/// # Safety
+/// Rows and columns are the block's and the weight's.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize>(
+    block: &Block<'_>,
+    weight: &W,
+    row: usize,
+    column: usize,
+) {
+    let whole = block.inputs / LANES * LANES;
+    let x: [*const f32; R] = std::array::from_fn(|r| block.x[(row + r) * block.inputs..].as_ptr());
+    // SAFETY: every k below `inputs` is inside of the rows and of the weight's columns.
+    unsafe {
+        let mut sums = [[[V::splat(0.0); TILE]; C]; R];
+        let mut k = 0;
+        while k < whole {
+            let x: [V; R] = std::array::from_fn(|r| V::load(x[r].add(k)));
+            for c in 0..C {
+                for t in 0..TILE {
+                    let w = weight.load::<V>(column + c * TILE + t, k);
+                    for r in 0..R {
+                        sums[r][c][t] = x[r].mul_add(w, sums[r][c][t]);
+                    }
+                }
+            }
+            k += LANES;
+        }
+        for r in 0..R {
+            for c in 0..C {
+                let mut values = V::sums(sums[r][c]);
+                for (t, value) in values.iter_mut().enumerate() {
+                    for k in whole..block.inputs {
+                        *value += *x[r].add(k) * weight.get(column + c * TILE + t, k);
+                    }
+                }
+                for (t, value) in values.into_iter().enumerate() {
+                    put(block, row + r, column + c * TILE + t, value);
+                }
+            }
+        }
+    }
+}
+
+/// One element, in the tiles' order of summation.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+unsafe fn single<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, row: usize, column: usize) {
+    let whole = block.inputs / LANES * LANES;
+    let x = &block.x[row * block.inputs..][..block.inputs];
+    // SAFETY: as in `tile`.
+    unsafe {
+        let mut sum = V::splat(0.0);
+        let mut k = 0;
+        while k < whole {
+            sum = V::load(x.as_ptr().add(k)).mul_add(weight.load::<V>(column, k), sum);
+            k += LANES;
+        }
+        let [mut value, ..] = V::sums([sum; 4]);
+        for (k, x) in x.iter().enumerate().skip(whole) {
+            value += x * weight.get(column, k);
+        }
+        put(block, row, column, value);
+    }
+}
+
+/// # Safety
+/// The element is the block's.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+unsafe fn put(block: &Block<'_>, row: usize, column: usize, value: f32) {
+    let value = block.bias.map_or(value, |bias| value + bias[column]);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let out = block.out.add(row * block.stride + column);
+        *out = if block.add { *out + value } else { value };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::values;
+
+    #[test]
+    fn products_match_plain_sums_and_do_not_depend_on_their_company() {
+        for (rows, inputs, outputs) in [(1, 33, 70), (2, 64, 9), (4, 30, 31), (5, 100, 64), (70, 96, 130)] {
+            let (x, w, bias) = (values(rows * inputs, 1), values(outputs * inputs, 2), values(outputs, 3));
+            let run = |x: &[f32], rows: usize| {
+                let mut out = vec![1.0; rows * outputs];
+                let weight = Weight::F32(F32::new(&w, outputs, inputs));
+                products(x, rows, [Product { weight, bias: Some(&bias), out: &mut out, add: true }]);
+                out
+            };
+            let out = run(&x, rows);
+            for row in 0..rows {
+                let x = &x[row * inputs..][..inputs];
+                for column in 0..outputs {
+                    let w = &w[column * inputs..][..inputs];
+                    let sum: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    let expected = sum + f64::from(bias[column]) + 1.0;
+                    let got = f64::from(out[row * outputs + column]);
+                    assert!((got - expected).abs() < 1e-4, "{rows}x{inputs}x{outputs}: {got} {expected}");
+                }
+                assert_eq!(run(x, 1), out[row * outputs..][..outputs], "row {row} alone");
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Weights of a product of few rows: the trainer's own f32, or smaller copies of them.
+
+use rayon::prelude::*;
+
+use super::vector::Vector;
+
+/// Values that share a scale in [`Int8`] and [`Int4`].
+pub const GROUP: usize = 32;
+
+/// A matrix `[out, in]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Weight<'a> {
+    /// The trainer's own layout.
+    F32(F32<'a>),
+    /// Rounded to bf16.
+    Bf16(Bf16<'a>),
+    /// Bytes with a scale for each [`GROUP`] of a row.
+    Int8(Int8<'a>),
+    /// Nibbles with a scale for each [`GROUP`] of a row.
+    Int4(Int4<'a>),
+}
+
+impl Weight<'_> {
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::F32(w) => w.shape,
+            Self::Bf16(w) => w.shape,
+            Self::Int8(w) => w.shape,
+            Self::Int4(w) => w.shape,
+        }
+    }
+}
+
+/// Columns of the transposed matrix, along the inner dimension.
+pub(super) trait Columns {
+    /// Eight elements from `k`.
+    ///
+    /// # Safety
+    /// The elements are inside of the matrix; see [`Vector`].
+    unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V;
+    /// One element.
+    fn get(&self, column: usize, k: usize) -> f32;
+}
+
+/// f32 values.
+#[derive(Debug, Clone, Copy)]
+pub struct F32<'a> {
+    data: &'a [f32],
+    shape: [usize; 2],
+}
+
+impl<'a> F32<'a> {
+    /// A row-major matrix.
+    ///
+    /// # Panics
+    /// Where `data` has another size.
+    pub fn new(data: &'a [f32], outputs: usize, inputs: usize) -> Self {
+        assert_eq!(data.len(), outputs * inputs, "elements of a weight");
+        Self { data, shape: [outputs, inputs] }
+    }
+}
+
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+impl Columns for F32<'_> {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { V::load(self.data.as_ptr().add(column * self.shape[1] + k)) }
+    }
+
+    #[inline(always)]
+    fn get(&self, column: usize, k: usize) -> f32 {
+        self.data[column * self.shape[1] + k]
+    }
+}
+
+/// bf16 values.
+#[derive(Debug, Clone, Copy)]
+pub struct Bf16<'a> {
+    data: &'a [u16],
+    shape: [usize; 2],
+}
+
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+impl Columns for Bf16<'_> {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { V::load_bf16(self.data.as_ptr().add(column * self.shape[1] + k)) }
+    }
+
+    #[inline(always)]
+    fn get(&self, column: usize, k: usize) -> f32 {
+        f32::from_bits(u32::from(self.data[column * self.shape[1] + k]) << 16)
+    }
+}
+
+/// Bytes, symmetric about zero.
+#[derive(Debug, Clone, Copy)]
+pub struct Int8<'a> {
+    data: &'a [i8],
+    /// `[out, in / GROUP]`.
+    scales: &'a [f32],
+    shape: [usize; 2],
+}
+
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+impl Columns for Int8<'_> {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
+        let at = column * self.shape[1] + k;
+        // SAFETY: as the caller promises; rows are whole groups.
+        unsafe { V::load_i8(self.data.as_ptr().add(at)).mul(V::splat(*self.scales.get_unchecked(at / GROUP))) }
+    }
+
+    #[inline(always)]
+    fn get(&self, column: usize, k: usize) -> f32 {
+        let at = column * self.shape[1] + k;
+        f32::from(self.data[at]) * self.scales[at / GROUP]
+    }
+}
+
+/// Nibbles, eight in a word, each 8 more than its value.
+#[derive(Debug, Clone, Copy)]
+pub struct Int4<'a> {
+    words: &'a [u32],
+    /// `[out, in / GROUP]`.
+    scales: &'a [f32],
+    shape: [usize; 2],
+}
+
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+impl Columns for Int4<'_> {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
+        let at = column * self.shape[1] + k;
+        // SAFETY: as the caller promises; rows are whole groups, and k a multiple of eight.
+        unsafe {
+            let word = *self.words.get_unchecked(at / 8);
+            V::load_i4(word).mul(V::splat(*self.scales.get_unchecked(at / GROUP)))
+        }
+    }
+
+    #[inline(always)]
+    fn get(&self, column: usize, k: usize) -> f32 {
+        let at = column * self.shape[1] + k;
+        ((self.words[at / 8] >> (4 * (at % 8)) & 15) as f32 - 8.0) * self.scales[at / GROUP]
+    }
+}
+
+/// How a copy of the weights is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackedKind {
+    /// 16 bits a value.
+    Bf16,
+    /// 8 bits a value and a scale for each [`GROUP`].
+    Int8,
+    /// 4 bits a value and a scale for each [`GROUP`].
+    Int4,
+}
+
+/// A smaller copy of a matrix, for generation.
+#[derive(Debug, Clone)]
+pub struct PackedWeight {
+    data: PackedData,
+    shape: [usize; 2],
+}
+
+#[derive(Debug, Clone)]
+enum PackedData {
+    Bf16(Vec<u16>),
+    Int8(Vec<i8>, Vec<f32>),
+    Int4(Vec<u32>, Vec<f32>),
+}
+
+impl PackedWeight {
+    /// Packs a row-major matrix `[out, in]`. Rows that are not whole groups of [`GROUP`] are kept as
+    /// bf16, whatever `kind` asks for.
+    pub fn pack(data: &[f32], [outputs, inputs]: [usize; 2], kind: PackedKind) -> Self {
+        let kind = if inputs.is_multiple_of(GROUP) { kind } else { PackedKind::Bf16 };
+        let data = match kind {
+            PackedKind::Bf16 => PackedData::Bf16(data.par_iter().map(|&value| to_bf16(value)).collect()),
+            PackedKind::Int8 => {
+                let scales: Vec<f32> = data.par_chunks(GROUP).map(|group| magnitude(group) / 127.0).collect();
+                let mut bytes = vec![0; data.len()];
+                (bytes.par_chunks_mut(GROUP).zip(data.par_chunks(GROUP)).zip(&scales)).for_each(
+                    |((bytes, values), &scale)| {
+                        let inverse = inverse(scale);
+                        for (byte, value) in bytes.iter_mut().zip(values) {
+                            *byte = (value * inverse).round() as i8;
+                        }
+                    },
+                );
+                PackedData::Int8(bytes, scales)
+            }
+            PackedKind::Int4 => {
+                let scales: Vec<f32> = data.par_chunks(GROUP).map(|group| magnitude(group) / 7.0).collect();
+                let words = (data.par_chunks(8).enumerate())
+                    .map(|(at, values)| {
+                        let inverse = inverse(scales[at * 8 / GROUP]);
+                        let nibble = |value: &f32| (value * inverse).round().clamp(-8.0, 7.0) as i32 + 8;
+                        values.iter().rev().fold(0, |word, value| word << 4 | nibble(value) as u32)
+                    })
+                    .collect();
+                PackedData::Int4(words, scales)
+            }
+        };
+        Self { data, shape: [outputs, inputs] }
+    }
+
+    /// The copy, for a product.
+    pub fn view(&self) -> Weight<'_> {
+        let shape = self.shape;
+        match &self.data {
+            PackedData::Bf16(data) => Weight::Bf16(Bf16 { data, shape }),
+            PackedData::Int8(data, scales) => Weight::Int8(Int8 { data, scales, shape }),
+            PackedData::Int4(words, scales) => Weight::Int4(Int4 { words, scales, shape }),
+        }
+    }
+
+    /// Bytes of the copy.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            PackedData::Bf16(data) => data.len() * 2,
+            PackedData::Int8(data, scales) => data.len() + scales.len() * 4,
+            PackedData::Int4(words, scales) => (words.len() + scales.len()) * 4,
+        }
+    }
+}
+
+fn magnitude(group: &[f32]) -> f32 {
+    group.iter().fold(0.0, |largest, value| f32::max(largest, value.abs()))
+}
+
+fn inverse(scale: f32) -> f32 {
+    if scale > 0.0 { 1.0 / scale } else { 0.0 }
+}
+
+/// Round to nearest, ties to even; NaN stays NaN.
+fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Product, products};
+    use super::*;
+    use crate::ops::testing::values;
+
+    #[test]
+    fn packed_products_are_as_close_as_their_format() {
+        let (rows, inputs, outputs) = (3, 128, 50);
+        let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
+        let run = |weight: Weight<'_>| {
+            let mut out = vec![0.0; rows * outputs];
+            products(&x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
+            out
+        };
+        let exact = run(Weight::F32(F32::new(&w, outputs, inputs)));
+        let norm = exact.iter().map(|v| v * v).sum::<f32>().sqrt();
+        for (kind, limit, bytes) in [
+            (PackedKind::Bf16, 4e-3, 2 * w.len()),
+            (PackedKind::Int8, 1e-2, w.len() + w.len() / 8),
+            (PackedKind::Int4, 0.15, w.len() / 2 + w.len() / 8),
+        ] {
+            let packed = PackedWeight::pack(&w, [outputs, inputs], kind);
+            let got = run(packed.view());
+            let distance = got.iter().zip(&exact).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
+            assert!(distance > 0.0 && distance < limit * norm, "{kind:?}: {}", distance / norm);
+            assert_eq!(packed.bytes(), bytes, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The forward pass of the engine: the model's own code on host slices, keys and values in pages.
+
+use aligner_core::model::{Exec, Linear, ModelConfig};
+use aligner_core::ops::AttentionShape;
+use aligner_core::ops::rows::{
+    PagedKv, Product, Span, gate_rows, norm_rows, page_elements, paged_attention, products, rotate_rows,
+    write_kv,
+};
+use aligner_core::{Error, ParamId, Result};
+
+use crate::pages::Page;
+use crate::weights::Weights;
+use aligner_core::ops::rows::PAGE;
+
+/// Keys and values of all layers.
+#[derive(Debug)]
+pub(crate) struct Store {
+    layers: Vec<[Vec<f32>; 2]>,
+    shape: AttentionShape,
+}
+
+impl Store {
+    /// Room for `pages` pages; memory is touched as they are written.
+    pub(crate) fn new(config: &ModelConfig, pages: usize) -> Self {
+        let shape = config.attention_shape();
+        let elements = pages * page_elements(shape);
+        let layer = || [vec![0.0; elements], vec![0.0; elements]];
+        Self { layers: (0..config.num_layers).map(|_| layer()).collect(), shape }
+    }
+
+    /// Bytes of a page in all layers.
+    pub(crate) fn page_bytes(config: &ModelConfig) -> usize {
+        page_elements(config.attention_shape()) * 2 * size_of::<f32>() * config.num_layers
+    }
+
+    /// Copies a page over another.
+    pub(crate) fn copy(&mut self, from: Page, to: Page) {
+        let len = page_elements(self.shape);
+        for data in self.layers.iter_mut().flatten() {
+            data.copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
+        }
+    }
+}
+
+/// Rows of some sequences, packed for one pass through the model.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) tokens: Vec<u32>,
+    positions: Vec<usize>,
+    spans: Vec<Span>,
+    table: Vec<Page>,
+    /// The rows whose logits are asked for, ascending.
+    pub(crate) wanted: Vec<usize>,
+}
+
+impl Batch {
+    pub(crate) fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.spans.clear();
+        self.table.clear();
+        self.wanted.clear();
+    }
+
+    /// Adds `tokens`, the first at `position`, of a sequence with these pages; the logits of the last
+    /// `wanted` of them are asked for.
+    pub(crate) fn push(
+        &mut self,
+        tokens: impl Iterator<Item = u32>,
+        position: usize,
+        pages: &[Page],
+        wanted: usize,
+    ) {
+        let first = self.tokens.len();
+        self.tokens.extend(tokens);
+        let rows = first..self.tokens.len();
+        let (start, end) = (self.table.len(), position + rows.len());
+        self.table.extend_from_slice(&pages[..end.div_ceil(PAGE)]);
+        self.positions.extend(position..end);
+        self.wanted.extend(rows.end - wanted..rows.end);
+        self.spans.push(Span { rows, position, pages: start..self.table.len() });
+    }
+}
+
+/// Buffers that a pass leaves to the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    idle: Vec<Vec<f32>>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl Buffers {
+    /// The largest idle buffer that is large enough, or the largest of all, grown.
+    fn take(&mut self, len: usize) -> Vec<f32> {
+        let fits = |(_, buffer): &(usize, &Vec<f32>)| buffer.len() >= len;
+        let all = || self.idle.iter().enumerate();
+        let best = all().filter(fits).min_by_key(|(_, buffer)| buffer.len());
+        let best = best.or_else(|| all().max_by_key(|(_, buffer)| buffer.len())).map(|(at, _)| at);
+        let mut buffer = best.map(|at| self.idle.swap_remove(at)).unwrap_or_default();
+        if buffer.len() < len {
+            buffer.resize(len, 0.0);
+        }
+        buffer
+    }
+}
+
+/// Runs a batch; returns the logits of the wanted rows, `[wanted, vocab]`.
+pub(crate) fn forward<'a>(
+    weights: &Weights,
+    store: &mut Store,
+    batch: &Batch,
+    buffers: &'a mut Buffers,
+) -> Result<&'a [f32]> {
+    let body = weights.model.body();
+    let config = weights.model.config();
+    let half = config.head_dim / 2;
+    buffers.cos.clear();
+    buffers.sin.clear();
+    for &position in &batch.positions {
+        let angles = body.frequencies().iter().map(|frequency| position as f32 * frequency);
+        buffers.cos.extend(angles.clone().map(f32::cos));
+        buffers.sin.extend(angles.map(f32::sin));
+    }
+    debug_assert_eq!(buffers.cos.len(), batch.tokens.len() * half, "two angles a pair of columns");
+    let mut pass = Pass { weights, store, batch, buffers, kept: None };
+    let mut x = pass.embed()?;
+    for index in 0..body.layers() {
+        x = body.layer(&mut pass, index, x)?;
+    }
+    let normed = pass.norm(&x, body.norm_id(), config.rms_norm_eps)?;
+    pass.recycle(x);
+    let head = weights.head();
+    let (rows, vocab) = (batch.wanted.len(), head.shape()[0]);
+    let mut logits = std::mem::take(&mut pass.buffers.logits);
+    if logits.len() < rows * vocab {
+        logits.resize(rows * vocab, 0.0);
+    }
+    let product = Product { weight: head, bias: None, out: &mut logits[..rows * vocab], add: false };
+    products(normed.values(), rows, [product]);
+    pass.recycle(normed);
+    buffers.logits = logits;
+    Ok(&buffers.logits[..rows * vocab])
+}
+
+/// Activations `[rows, columns]` at the front of a buffer.
+pub(crate) struct Rows {
+    data: Vec<f32>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Rows {
+    fn values(&self) -> &[f32] {
+        &self.data[..self.rows * self.columns]
+    }
+
+    fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.rows * self.columns]
+    }
+}
+
+struct Pass<'a> {
+    weights: &'a Weights,
+    store: &'a mut Store,
+    batch: &'a Batch,
+    buffers: &'a mut Buffers,
+    /// The rows that are left once the last layer has attended.
+    kept: Option<&'a [usize]>,
+}
+
+impl Pass<'_> {
+    fn rows(&mut self, rows: usize, columns: usize) -> Rows {
+        Rows { data: self.buffers.take(rows * columns), rows, columns }
+    }
+
+    fn recycle(&mut self, rows: Rows) {
+        self.buffers.idle.push(rows.data);
+    }
+
+    fn embed(&mut self) -> Result<Rows> {
+        let table = self.weights.vector(self.weights.model.body().embedding_id());
+        let hidden = self.weights.model.config().hidden_size;
+        let mut x = self.rows(self.batch.tokens.len(), hidden);
+        for (x, &token) in x.values_mut().chunks_exact_mut(hidden).zip(&self.batch.tokens) {
+            let start = token as usize * hidden;
+            let row = table.get(start..start + hidden);
+            x.copy_from_slice(row.ok_or_else(|| {
+                Error::Invalid(format!("token {token} is outside of the vocabulary of {}", table.len() / hidden))
+            })?);
+        }
+        Ok(x)
+    }
+
+    /// The rows at `kept`, moved to the front.
+    fn gather(x: &mut Rows, kept: &[usize]) {
+        for (to, &from) in kept.iter().enumerate() {
+            x.data.copy_within(from * x.columns..(from + 1) * x.columns, to * x.columns);
+        }
+        x.rows = kept.len();
+    }
+}
+
+impl Exec for Pass<'_> {
+    type Rows = Rows;
+
+    fn norm(&mut self, x: &Rows, weight: ParamId, epsilon: f32) -> Result<Rows> {
+        let mut out = self.rows(x.rows, x.columns);
+        norm_rows(x.values(), self.weights.vector(weight), epsilon, out.values_mut());
+        Ok(out)
+    }
+
+    fn linears<const N: usize>(&mut self, x: Rows, layers: [Linear; N]) -> Result<[Rows; N]> {
+        let mut outs = layers.map(|layer| self.rows(x.rows, self.weights.matrix(layer.weight).shape()[0]));
+        let mut next = outs.iter_mut();
+        let group = layers.map(|layer| Product {
+            weight: self.weights.matrix(layer.weight),
+            bias: self.weights.bias(layer),
+            out: next.next().map_or(&mut [], Rows::values_mut),
+            add: false,
+        });
+        products(x.values(), x.rows, group);
+        self.recycle(x);
+        Ok(outs)
+    }
+
+    fn rotate(&mut self, mut x: Rows) -> Result<Rows> {
+        let columns = x.columns;
+        rotate_rows(x.values_mut(), columns, &self.buffers.cos, &self.buffers.sin);
+        Ok(x)
+    }
+
+    fn attend(&mut self, layer: usize, [q, k, v]: [Rows; 3], shape: AttentionShape) -> Result<Rows> {
+        let [keys, values] = &mut self.store.layers[layer];
+        let width = k.columns;
+        for span in &self.batch.spans {
+            for (position, row) in (span.position..).zip(span.rows.clone()) {
+                let page = self.batch.table[span.pages.start + position / PAGE];
+                let row = row * width..(row + 1) * width;
+                let (k, v) = (&k.values()[row.clone()], &v.values()[row]);
+                write_kv(keys, values, (page, position % PAGE), k, v, shape);
+            }
+        }
+        self.recycle(k);
+        self.recycle(v);
+        let mut out = self.rows(q.rows, q.columns);
+        let [keys, values] = &self.store.layers[layer];
+        let spans = (self.batch.spans.as_slice(), self.batch.table.as_slice());
+        paged_attention(q.values(), PagedKv { keys, values }, spans, shape, out.values_mut());
+        self.recycle(q);
+        if layer + 1 == self.store.layers.len() {
+            self.kept = Some(&self.batch.wanted);
+            Self::gather(&mut out, &self.batch.wanted);
+        }
+        Ok(out)
+    }
+
+    fn gate(&mut self, mut gate: Rows, up: Rows) -> Result<Rows> {
+        let values = gate.rows * gate.columns;
+        gate_rows(&mut gate.data[..values], up.values());
+        self.recycle(up);
+        Ok(gate)
+    }
+
+    fn exit(&mut self, mut residual: Rows, x: Rows, layer: Linear) -> Result<Rows> {
+        if let Some(kept) = self.kept.take() {
+            Self::gather(&mut residual, kept);
+        }
+        let (weight, bias) = (self.weights.matrix(layer.weight), self.weights.bias(layer));
+        let rows = x.rows;
+        products(x.values(), rows, [Product { weight, bias, out: residual.values_mut(), add: true }]);
+        self.recycle(x);
+        Ok(residual)
+    }
+}
