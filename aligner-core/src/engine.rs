@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use crate::{Error, ParamSet, Prompt, Result, Sample, Sampling};
 
+/// How many earlier requests a step of [`Request::priority`] overtakes.
+pub const PRIORITY_PLACES: u64 = 64;
+
 /// One generation job.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -16,7 +19,8 @@ pub struct Request {
     pub sample: u64,
     /// The training step in which it was made; 0 outside of training.
     pub born: u64,
-    /// Requests with a higher priority start first; equal ones in the order of submission.
+    /// Requests are served in the order of submission; each step of priority puts one [`PRIORITY_PLACES`]
+    /// places forward. So nothing waits for ever.
     pub priority: i32,
 }
 

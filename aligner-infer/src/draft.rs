@@ -18,7 +18,6 @@ use crate::weights::Weights;
 /// The drafting model. Its keys and values lie in pages of the same numbers as the model's.
 pub(crate) struct Draft {
     weights: Weights,
-    pub(crate) tokens: usize,
     batch: Batch,
     buffers: Buffers,
     /// The running requests that this pass proposes for.
@@ -28,7 +27,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// # Errors
     /// Another vocabulary or a shorter context than the model's.
-    pub(crate) fn new(draft: CausalLm, model: &CausalLm, tokens: usize) -> Result<Self> {
+    pub(crate) fn new(draft: CausalLm, model: &CausalLm) -> Result<Self> {
         let (own, target) = (draft.config(), model.config());
         if own.vocab_size != target.vocab_size {
             let (own, target) = (own.vocab_size, target.vocab_size);
@@ -44,7 +43,6 @@ impl Draft {
         }
         Ok(Self {
             weights: Weights::new(draft, 0, None)?,
-            tokens,
             batch: Batch::default(),
             buffers: Buffers::default(),
             drafting: Vec::new(),

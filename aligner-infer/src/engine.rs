@@ -65,9 +65,7 @@ impl PagedEngine {
             return Err(Error::setting("cache", format!("too small for two pages, {bytes} bytes")));
         }
         let draft = match &config.speculation {
-            Some(Speculation::Draft { model: draft, tokens }) => {
-                Some(Draft::new((**draft).clone(), &model, *tokens)?)
-            }
+            Some(Speculation::Draft { model: draft, .. }) => Some(Draft::new((**draft).clone(), &model)?),
             _ => None,
         };
         let weights = Weights::new(model, 0, config.packed)?;

@@ -1,18 +1,17 @@
 //! One request on its way through the engine.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use aligner_core::rng::{Rng, key_of};
-use aligner_core::{Detokenize, Drawn, FinishReason, Request, RequestId, Result, Sample};
+use aligner_core::{Detokenize, Drawn, FinishReason, PRIORITY_PLACES, Request, RequestId, Result, Sample};
 
 use crate::pages::{Page, Pages, Prefix};
 use crate::sampler::{NgramProposer, Row, Sampler, Seen};
 use crate::stop::StopText;
 use aligner_core::ops::rows::PAGE;
 
-/// The order in which requests are served: higher priority first, then the order of submission.
-pub(crate) type Order = (Reverse<i32>, RequestId);
+/// The order in which requests are served: that of submission, moved by their priority.
+pub(crate) type Order = (i128, RequestId);
 
 pub(crate) struct Job {
     pub(crate) id: RequestId,
@@ -82,8 +81,17 @@ impl Job {
         }
     }
 
+    /// Runs on this version of the weights from now on, unless it has one.
+    pub(crate) fn begin(&mut self, version: u64) {
+        if self.version.is_none() {
+            self.version = Some(version);
+            self.sample.versions.fill(version);
+        }
+    }
+
     pub(crate) fn order(&self) -> Order {
-        (Reverse(self.request.priority), self.id)
+        let places = i128::from(self.request.priority) * i128::from(PRIORITY_PLACES);
+        (i128::from(self.id.0) - places, self.id)
     }
 
     pub(crate) fn prompt_len(&self) -> usize {

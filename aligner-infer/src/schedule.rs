@@ -137,7 +137,7 @@ impl Queue {
                 return;
             }
             self.reused_tokens += job.computed as u64;
-            job.version.get_or_insert(version);
+            job.begin(version);
             let at = self.running.partition_point(|other| other.order() < order);
             plan.iter_mut().filter(|part| part.job >= at).for_each(|part| part.job += 1);
             plan.push(Part { job: at, rows });

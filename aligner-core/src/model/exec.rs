@@ -5,7 +5,7 @@
 use burn::tensor::Tensor;
 
 use super::llama::Layout;
-use crate::ops::{AttentionShape, linear, rms_norm, rotary, swiglu};
+use crate::ops::{AttentionShape, embedding, linear, rms_norm, rotary, swiglu};
 use crate::shard::Shard;
 use crate::{ParamId, ParamSet, Result};
 
@@ -63,12 +63,20 @@ pub trait Exec {
 
 /// Runs a model on tensors, with gradients where the parameters are tracked.
 pub(crate) struct Tensors<'a> {
-    pub(crate) params: &'a ParamSet,
-    pub(crate) layout: &'a Layout,
-    pub(crate) shard: &'a dyn Shard,
+    params: &'a ParamSet,
+    layout: &'a Layout,
+    shard: &'a dyn Shard,
+    /// The layer after whose attention only the layout's kept rows go on.
+    last_layer: usize,
+    /// Whether the residual stream still has all rows while what is added to it has the kept ones.
+    behind: bool,
 }
 
-impl Tensors<'_> {
+impl<'a> Tensors<'a> {
+    pub(crate) fn new(params: &'a ParamSet, layout: &'a Layout, shard: &'a dyn Shard, layers: usize) -> Self {
+        Self { params, layout, shard, last_layer: layers.saturating_sub(1), behind: false }
+    }
+
     fn linear(&self, x: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>) -> Result<Tensor<2>> {
         let bias = layer.bias.map(|bias| self.params.vector(bias));
         linear(x.clone(), self.params.matrix(layer.weight), bias, residual)
@@ -95,14 +103,24 @@ impl Exec for Tensors<'_> {
     }
 
     fn attend(&mut self, layer: usize, qkv: [Tensor<2>; 3], shape: AttentionShape) -> Result<Tensor<2>> {
-        self.shard.attend(layer, qkv, &self.layout.segments, shape)
+        let attended = self.shard.attend(layer, qkv, &self.layout.segments, shape)?;
+        match &self.layout.kept {
+            Some(kept) if layer == self.last_layer => {
+                self.behind = true;
+                embedding(attended, kept)
+            }
+            _ => Ok(attended),
+        }
     }
 
     fn gate(&mut self, gate: Tensor<2>, up: Tensor<2>) -> Result<Tensor<2>> {
         swiglu(gate, up)
     }
 
-    fn exit(&mut self, residual: Tensor<2>, x: Tensor<2>, layer: Linear) -> Result<Tensor<2>> {
+    fn exit(&mut self, mut residual: Tensor<2>, x: Tensor<2>, layer: Linear) -> Result<Tensor<2>> {
+        if let Some(kept) = self.layout.kept.as_ref().filter(|_| std::mem::take(&mut self.behind)) {
+            residual = embedding(residual, kept)?;
+        }
         self.shard.exit(residual, &|residual| self.linear(&x, layer, residual))
     }
 }

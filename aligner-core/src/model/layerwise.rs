@@ -49,7 +49,7 @@ pub(super) fn accumulate(
 }
 
 fn tensors<'a>(model: &'a CausalLm, layout: &'a Layout) -> Tensors<'a> {
-    Tensors { params: model.params(), layout, shard: &Whole }
+    Tensors::new(model.params(), layout, &Whole, model.body().layers())
 }
 
 /// A scalar whose gradient with respect to `output` is `grad`.

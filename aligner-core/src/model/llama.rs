@@ -18,6 +18,9 @@ pub struct Layout {
     pub segments: Arc<[Segment]>,
     /// Rotary angles of the batch's positions.
     pub rotary: RotaryTable,
+    /// The rows whose final hidden states are asked for, ascending; absent, all. The last layer computes
+    /// no more than these once it has attended.
+    pub kept: Option<Arc<[u32]>>,
 }
 
 /// The model's structure: which parameter of a set stands where.
@@ -135,7 +138,7 @@ impl Llama {
 
     /// Layout of a packed batch: `positions` is `[tokens]`.
     pub fn layout(&self, positions: &[u32], segments: Arc<[Segment]>) -> Layout {
-        Layout { segments, rotary: RotaryTable::new(positions, &self.frequencies, 1.0) }
+        Layout { segments, rotary: RotaryTable::new(positions, &self.frequencies, 1.0), kept: None }
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
@@ -183,7 +186,7 @@ impl Llama {
         shard: &dyn Shard,
     ) -> Result<Tensor<2>> {
         let mut x = self.embed(params, tokens)?;
-        let mut exec = Tensors { params, layout, shard };
+        let mut exec = Tensors::new(params, layout, shard, self.layers.len());
         for index in 0..self.layers.len() {
             x = self.layer(&mut exec, index, x)?;
         }

@@ -1,0 +1,91 @@
+//! Generation as the peers' benchmark scripts time it: prints one JSON line for each case.
+//!
+//! `bench_generate MODEL [repeats] [f32|bf16|int8|int4]`
+
+use std::time::Instant;
+
+use aligner_core::model::CausalLm;
+use aligner_core::rng::Rng;
+use aligner_core::weights::Checkpoint;
+use aligner_core::{Device, Engine, Prompt, Request, Result, Sampling};
+use aligner_infer::{CacheSize, EngineConfig, PackedKind, PagedEngine};
+
+/// 32 log-normal lengths between 8 and 256 with a mean near 96, as in the peers' script.
+fn lengths(count: u64) -> Vec<usize> {
+    let rng = Rng::new(&[1234]);
+    (0..count).map(|i| ((4.3 + 0.8 * rng.normal(i)).exp() as usize).clamp(8, 256)).collect()
+}
+
+fn prompt(id: u64, tokens: usize, vocab: usize) -> Prompt {
+    let rng = Rng::new(&[5, id]);
+    let tokens = (0..tokens as u64).map(|i| 3 + rng.below(i, vocab as u64 - 3) as u32).collect();
+    Prompt { id: id.to_string(), tokens, metadata: serde_json::Value::Null }
+}
+
+/// Seconds until all requests, each with its own length, are done.
+fn run(engine: &mut PagedEngine, prompts: &[Prompt], lengths: &[usize]) -> Result<f64> {
+    let start = Instant::now();
+    for (at, (prompt, &max_tokens)) in prompts.iter().zip(lengths).enumerate() {
+        let sampling = Sampling { max_tokens, ..Sampling::default() };
+        engine.submit(Request { sample: at as u64, ..Request::new(prompt.clone(), sampling) })?;
+    }
+    while !engine.poll()?.is_empty() {}
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let path = arguments.first().map_or("target/bench/model", String::as_str);
+    let repeats: usize = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(3);
+    let packed = match arguments.get(2).map(String::as_str) {
+        Some("bf16") => Some(PackedKind::Bf16),
+        Some("int8") => Some(PackedKind::Int8),
+        Some("int4") => Some(PackedKind::Int4),
+        _ => None,
+    };
+    let model = CausalLm::load(&Checkpoint::open(path.as_ref())?, &Device::flex())?;
+    let vocab = model.config().vocab_size;
+    let config = EngineConfig {
+        cache: CacheSize::Bytes(2 << 30),
+        prefix_cache: false,
+        packed,
+        ..EngineConfig::default()
+    };
+    let mut engine = PagedEngine::new(model.clone(), config.clone())?;
+    let mut cases: Vec<(String, Vec<Prompt>, Vec<usize>)> = Vec::new();
+    for batch in [1, 8, 32] {
+        let prompts = (0..batch).map(|id| prompt(id, 64, vocab)).collect();
+        cases.push((format!("batch {batch}"), prompts, vec![128; batch as usize]));
+    }
+    cases.push(("log-normal".into(), (0..32).map(|id| prompt(id, 64, vocab)).collect(), lengths(32)));
+    for (name, prompts, lengths) in &cases {
+        run(&mut engine, prompts, &vec![4; prompts.len()])?;
+        let times: Vec<f64> =
+            (0..repeats).map(|_| run(&mut engine, prompts, lengths)).collect::<Result<_>>()?;
+        report(name, lengths.iter().sum(), median(times), engine.packed());
+    }
+    for (name, shared) in [("8 samples of a 512-token prompt, shared", true), ("the same, each its own", false)] {
+        let times = (0..repeats).map(|_| {
+            let mut engine =
+                PagedEngine::new(model.clone(), EngineConfig { prefix_cache: shared, ..config.clone() })?;
+            run(&mut engine, &vec![prompt(0, 512, vocab); 8], &[16; 8])
+        });
+        report(name, 8 * 16, median(times.collect::<Result<_>>()?), engine.packed());
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the result")]
+fn report(case: &str, tokens: usize, seconds: f64, (packed, packing): (usize, std::time::Duration)) {
+    let line = serde_json::json!({
+        "bench": "aligner generate", "case": case, "tokens": tokens, "median_s": seconds,
+        "out_tok_s": tokens as f64 / seconds,
+        "packed_mib": packed as f64 / f64::from(1 << 20), "packing_s": packing.as_secs_f64(),
+    });
+    println!("{line}");
+}
