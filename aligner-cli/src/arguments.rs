@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{Registry, completions, eval, fetch, generate, inspect, plan, train};
+use crate::{Registry, chat, completions, eval, fetch, generate, inspect, plan, serve, train};
 
 /// Aligns language models: supervised fine-tuning, reward models, preference optimisation.
 #[derive(Debug, Parser)]
@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Train(train::Arguments),
     Eval(eval::Arguments),
     Generate(generate::Arguments),
+    Chat(chat::Arguments),
+    Serve(serve::Arguments),
     Inspect(inspect::Arguments),
     Plan(plan::Arguments),
     Fetch(fetch::Arguments),
@@ -37,6 +39,8 @@ impl Command {
             Self::Train(arguments) => train::run(&arguments, registry),
             Self::Eval(arguments) => eval::run(&arguments, registry).map(done),
             Self::Generate(arguments) => generate::run(&arguments).map(done),
+            Self::Chat(arguments) => chat::run(&arguments).map(done),
+            Self::Serve(arguments) => serve::run(&arguments).map(done),
             Self::Inspect(arguments) => inspect::run(&arguments, registry).map(done),
             Self::Plan(arguments) => plan::run(&arguments, registry).map(done),
             Self::Fetch(arguments) => fetch::run(&arguments).map(done),

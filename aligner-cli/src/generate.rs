@@ -1,31 +1,48 @@
-//! `aligner generate`: answers to prompts, streamed as they come.
+//! `aligner generate`: answers to prompts, streamed as they come or all at once into a file.
+
+mod answer;
+mod batch;
+mod flags;
+mod input;
+pub(crate) mod prompt;
 
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use aligner_core::{Engine, Event, Prompt, Request, Sampling};
-use aligner_data::{Message, Tokenizer};
-use anyhow::ensure;
+use aligner_core::{Detokenize, Engine, Prompt, Request, Sampling};
+use anyhow::Context as _;
+use serde_json::{Map, Value};
+
+pub(crate) use answer::stream;
+pub(crate) use flags::SamplingFlags;
+use input::{Asked, Question};
 
 use crate::Usage;
 use crate::wire::{self, LoadedModel};
 
-/// Answer prompts with a model; prompts come as arguments or, one a line, on standard input.
+/// Answer prompts with a model; prompts come as arguments, one a line on standard input, or from a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// A model's directory, a `.gguf` file, or a run's `model` directory.
     model: PathBuf,
     /// What to answer.
+    #[arg(conflicts_with = "input")]
     prompts: Vec<String>,
-    /// 0 is greedy; else logits are divided by it.
-    #[arg(short, long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Most tokens of an answer.
-    #[arg(short = 'n', long, default_value_t = 256)]
-    max_tokens: usize,
-    /// Seed of the draw.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    /// Answers to each prompt.
+    #[arg(long = "n", value_name = "N", default_value_t = 1)]
+    samples: u64,
+    /// A file of JSON lines with `prompt` or `messages`, and optionally `id`.
+    #[arg(long, value_name = "PROMPTS.JSONL")]
+    input: Option<PathBuf>,
+    /// Answer all prompts at once, into a file of JSON lines.
+    #[arg(long, value_name = "ANSWERS.JSONL")]
+    output: Option<PathBuf>,
+    /// Write each token's log-probability, as drawn and under the model alone.
+    #[arg(long, requires = "output")]
+    logps: bool,
     /// A system turn before each prompt.
     #[arg(long)]
     system: Option<String>,
@@ -38,113 +55,88 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let temperature = arguments.temperature;
-    ensure!(
-        temperature >= 0.0 && temperature.is_finite(),
-        Usage(format!("--temperature: expected 0 or more, got {temperature}"))
-    );
-    let model = LoadedModel::open(&arguments.model, arguments.tokenizer.as_deref())?;
-    let scores = model.checkpoint.config().num_labels.is_some();
-    ensure!(
-        !scores,
-        Usage(format!("{}: the model scores answers and writes none", arguments.model.display()))
-    );
-    let sampling = Sampling {
-        temperature,
-        max_tokens: arguments.max_tokens,
-        stop_tokens: model.stop_tokens(),
-        seed: arguments.seed,
-    };
-    let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?);
-    if arguments.prompts.is_empty() {
-        for line in std::io::stdin().lock().lines() {
-            answer(&mut engine, &model.tokenizer, &line?, arguments, &sampling)?;
-        }
-        return Ok(());
+    let model = LoadedModel::writer(&arguments.model, arguments.tokenizer.as_deref())?;
+    let sampling = arguments.sampling.sampling(&model)?;
+    if arguments.system.is_some() && model.tokenizer.template().is_none() {
+        return Err(Usage("--system: the model has no chat template".into()).into());
     }
-    for prompt in &arguments.prompts {
-        answer(&mut engine, &model.tokenizer, prompt, arguments, &sampling)?;
+    let from_lines = arguments.prompts.is_empty() && arguments.input.is_none();
+    // A mistake in the file is found before the weights are read.
+    let asked = match &arguments.input {
+        Some(path) => input::read(path)?,
+        None if from_lines && arguments.output.is_some() => lines().collect::<anyhow::Result<_>>()?,
+        None => arguments.prompts.iter().enumerate().map(numbered).collect(),
+    };
+    let mut requests = Vec::new();
+    for (at, asked) in asked.iter().enumerate() {
+        requests.extend(requests_of(asked, &model, &sampling, arguments)?.map(|request| (at, request)));
+    }
+    let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer)?;
+    if let Some(path) = &arguments.output {
+        let output = batch::Output { path, logps: arguments.logps };
+        return batch::run(&mut engine, &model.tokenizer, &asked, requests, &output);
+    }
+    let detokenize: Arc<dyn Detokenize> = Arc::new(model.tokenizer.clone());
+    for (_, request) in requests {
+        answer_aloud(&mut engine, &detokenize, request)?;
+    }
+    if from_lines {
+        for asked in lines() {
+            for request in requests_of(&asked?, &model, &sampling, arguments)? {
+                answer_aloud(&mut engine, &detokenize, request)?;
+            }
+        }
     }
     Ok(())
 }
 
-fn answer(
-    engine: &mut dyn Engine,
-    tokenizer: &Tokenizer,
-    text: &str,
-    arguments: &Arguments,
+/// Prompts from standard input, as they come.
+fn lines() -> impl Iterator<Item = anyhow::Result<Asked>> {
+    let lines = std::io::stdin().lock().lines().enumerate();
+    lines.map(|(at, line)| Ok(numbered((at, &line.with_context(|| format!("standard input:{}", at + 1))?))))
+}
+
+fn numbered((at, prompt): (usize, &String)) -> Asked {
+    Asked { id: (at + 1).into(), question: Question::Prompt(prompt.clone()) }
+}
+
+/// A request for each sample of a prompt.
+fn requests_of(
+    asked: &Asked,
+    model: &LoadedModel,
     sampling: &Sampling,
-) -> anyhow::Result<()> {
-    let tokens = prompt_tokens(tokenizer, text, arguments)?;
-    let prompt = Prompt { id: String::new(), tokens, metadata: serde_json::Value::Null };
-    let mut stream = Stream::default();
-    stream_answer(engine, Request { prompt, sampling: sampling.clone(), sample: 0 }, |token| {
-        stream.push(tokenizer, token)
-    })?;
-    stream.finish(tokenizer)
-}
-
-/// Runs one request to its end; `on_token` sees each token as it comes.
-fn stream_answer(
-    engine: &mut dyn Engine,
-    request: Request,
-    mut on_token: impl FnMut(u32) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    engine.submit(request)?;
-    loop {
-        for event in engine.poll()? {
-            match event {
-                Event::Token { token, .. } => on_token(token)?,
-                Event::Finished { .. } => return Ok(()),
-            }
+    arguments: &Arguments,
+) -> anyhow::Result<impl Iterator<Item = Request> + use<>> {
+    let (tokenizer, none) = (&model.tokenizer, Map::new());
+    let system = arguments.system.as_deref();
+    let is_raw = arguments.raw || tokenizer.template().is_none();
+    let tokens = match &asked.question {
+        Question::Prompt(text) if is_raw => prompt::text(tokenizer, text),
+        Question::Prompt(text) => prompt::conversation(tokenizer, &prompt::question(system, text), &none),
+        Question::Conversation(_) if arguments.raw => {
+            Err(Usage("--raw: a conversation needs the chat template".into()).into())
         }
-    }
-}
-
-fn prompt_tokens(tokenizer: &Tokenizer, text: &str, arguments: &Arguments) -> anyhow::Result<Vec<u32>> {
-    let template = tokenizer.template().filter(|_| !arguments.raw);
-    let Some(template) = template else {
-        let mut tokens = tokenizer.encode(text)?;
-        if let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos)) {
-            tokens.insert(0, bos);
-        }
-        return Ok(tokens);
+        Question::Conversation(messages) => prompt::conversation(tokenizer, messages, &none),
     };
-    let mut messages = Vec::new();
-    messages.extend(arguments.system.as_deref().map(|system| Message::new("system", system)));
-    messages.push(Message::new("user", text));
-    Ok(tokenizer.encode(&template.render(&messages, true)?)?)
+    let name = asked.id.as_str().map_or_else(|| asked.id.to_string(), str::to_string);
+    let tokens = tokens.with_context(|| format!("prompt {name}"))?;
+    let prompt = Prompt { id: name, tokens, metadata: Value::Null };
+    let request = Request::new(prompt, sampling.clone());
+    Ok((0..arguments.samples).map(move |sample| Request { sample, ..request.clone() }))
 }
 
-/// Text of a growing answer, written as soon as its characters are whole.
-#[derive(Default)]
-struct Stream {
-    tokens: Vec<u32>,
-    written: usize,
+fn answer_aloud(
+    engine: &mut dyn Engine,
+    detokenize: &Arc<dyn Detokenize>,
+    request: Request,
+) -> anyhow::Result<()> {
+    stream(engine, Arc::clone(detokenize), request, || false, write_out)?;
+    write_out("\n")
 }
 
-impl Stream {
-    fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> anyhow::Result<()> {
-        self.tokens.push(token);
-        let text = tokenizer.decode(&self.tokens)?;
-        // A character of several tokens ends in a replacement mark until its last token is there.
-        self.write(text.trim_end_matches('\u{fffd}'))
-    }
-
-    fn write(&mut self, text: &str) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        if let Some(new) = text.get(self.written..) {
-            out.write_all(new.as_bytes())?;
-            out.flush()?;
-            self.written = text.len();
-        }
-        Ok(())
-    }
-
-    fn finish(mut self, tokenizer: &Tokenizer) -> anyhow::Result<()> {
-        let text = tokenizer.decode(&self.tokens)?;
-        self.write(&text)?;
-        writeln!(std::io::stdout())?;
-        Ok(())
-    }
+/// Writes a part of a result, which is to be seen at once.
+pub(crate) fn write_out(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
 }

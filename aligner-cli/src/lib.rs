@@ -10,6 +10,7 @@
 //! ```
 
 mod arguments;
+mod chat;
 mod completions;
 mod config;
 mod eval;
@@ -23,6 +24,7 @@ mod progress;
 mod registry;
 mod report;
 mod rundir;
+pub mod serve;
 mod train;
 mod wire;
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
-use aligner_core::{Communicator, Device, Engine, Error, Needs, ParamSet};
+use aligner_core::{Communicator, Device, Error, Needs, ParamSet};
 use aligner_data::Tokenizer;
+use aligner_infer::{EngineConfig, PagedEngine};
 #[cfg(feature = "cuda")]
 use anyhow::Context;
 use anyhow::{bail, ensure};
@@ -48,6 +49,18 @@ impl LoadedModel {
         Ok(Self { checkpoint, tokenizer })
     }
 
+    /// Opens a model that writes text.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; a model that scores.
+    pub(crate) fn writer(path: &Path, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
+        let model = Self::open(path, tokenizer)?;
+        let scores = model.checkpoint.config().num_labels.is_some();
+        let what = || crate::Usage(format!("{}: the model scores answers and writes none", path.display()));
+        ensure!(!scores, what());
+        Ok(model)
+    }
+
     /// The model of a run file.
     pub(crate) fn of_run(run: &Run) -> anyhow::Result<Self> {
         Self::open(&run.config.model.path, run.config.model.tokenizer.as_deref())
@@ -74,8 +87,11 @@ pub(crate) fn alone() -> Arc<dyn Communicator> {
 }
 
 /// An engine that answers with `model`.
-pub(crate) fn engine(model: CausalLm) -> impl Engine {
-    aligner_infer::CachedEngine::new(model)
+///
+/// # Errors
+/// Too little free memory for a cache, a model with a scalar head.
+pub(crate) fn engine(model: CausalLm, tokenizer: &Tokenizer) -> anyhow::Result<PagedEngine> {
+    Ok(PagedEngine::new(model, EngineConfig::default())?.with_text(Arc::new(tokenizer.clone())))
 }
 
 /// The device that computes.

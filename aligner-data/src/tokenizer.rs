@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use aligner_core::{Error, Result};
+use aligner_core::{Detokenize, Error, Result};
 use serde_json::{Map, Value};
 
 use crate::ChatTemplate;
@@ -164,6 +164,13 @@ impl Tokenizer {
     /// A file that cannot be written; one that stands there already is then left as it was.
     pub fn save(&self, dir: &Path) -> Result<()> {
         save::write(self, dir)
+    }
+}
+
+impl Detokenize for Tokenizer {
+    /// Special tokens are left out, and so is what a decoder fails on.
+    fn text(&self, tokens: &[u32]) -> String {
+        self.decode(tokens).unwrap_or_default()
     }
 }
 

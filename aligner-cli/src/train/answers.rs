@@ -18,11 +18,12 @@ impl Session {
             temperature: 0.0,
             max_tokens: self.run.config.run.sample_tokens,
             stop_tokens: self.model.stop_tokens(),
-            seed: 0,
+            ..Sampling::default()
         };
         let params = self.learner.policy().params().clone();
         let device = wire::device(&self.run.config.model.device)?;
-        let mut engine = wire::engine(CausalLm::new(self.model_config.clone(), params, &device)?);
+        let model = CausalLm::new(self.model_config.clone(), params, &device)?;
+        let mut engine = wire::engine(model, &self.model.tokenizer)?;
         let samples = engine.generate(&self.prompts, &sampling)?;
         let (step, tokenizer) = (self.learner.steps(), &self.model.tokenizer);
         let frame = Frame::of(tokenizer);
