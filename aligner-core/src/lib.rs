@@ -46,7 +46,9 @@ pub mod weights;
 pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
 pub use batch::{Batch, Segment, Sequence, constant};
 pub use communicator::{Communicator, Phase, Reduce};
-pub use engine::{Detokenize, Drawn, Engine, EngineStats, Event, FinishReason, PRIORITY_PLACES, Request, RequestId};
+pub use engine::{
+    Detokenize, Drawn, Engine, EngineStats, Event, FinishReason, PRIORITY_PLACES, Request, RequestId,
+};
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use params::{Param, ParamId, ParamSet, is_finite};

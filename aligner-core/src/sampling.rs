@@ -181,7 +181,10 @@ mod tests {
             ("logit_bias", Sampling { logit_bias: vec![(10, 1.0)], ..Sampling::default() }),
             ("min_tokens", Sampling { min_tokens: 300, ..Sampling::default() }),
             ("stop_strings", Sampling { stop_strings: vec![String::new()], ..Sampling::default() }),
-            ("allowed", Sampling { allowed: Some(Arc::new([10].into_iter().collect())), ..Sampling::default() }),
+            (
+                "allowed",
+                Sampling { allowed: Some(Arc::new([10].into_iter().collect())), ..Sampling::default() },
+            ),
         ];
         for (name, sampling) in wrong {
             let message = sampling.check(10).unwrap_err().to_string();

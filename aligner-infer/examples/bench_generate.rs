@@ -69,7 +69,9 @@ fn main() -> Result<()> {
             (0..repeats).map(|_| run(&mut engine, prompts, lengths)).collect::<Result<_>>()?;
         report(name, lengths.iter().sum(), median(times), engine.packed());
     }
-    for (name, shared) in [("8 samples of a 512-token prompt, shared", true), ("the same, each its own", false)] {
+    for (name, shared) in
+        [("8 samples of a 512-token prompt, shared", true), ("the same, each its own", false)]
+    {
         let times = (0..repeats).map(|_| {
             let mut engine =
                 PagedEngine::new(model.clone(), EngineConfig { prefix_cache: shared, ..config.clone() })?;

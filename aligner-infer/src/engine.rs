@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
+use aligner_core::ops::rows::PAGE;
 use aligner_core::{
     Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Request, RequestId, Result,
 };
-use aligner_core::ops::rows::PAGE;
 use rayon::prelude::*;
 
 use crate::config::{EngineConfig, InFlight, Speculation};

@@ -187,7 +187,10 @@ impl Pass<'_> {
             let start = token as usize * hidden;
             let row = table.get(start..start + hidden);
             x.copy_from_slice(row.ok_or_else(|| {
-                Error::Invalid(format!("token {token} is outside of the vocabulary of {}", table.len() / hidden))
+                Error::Invalid(format!(
+                    "token {token} is outside of the vocabulary of {}",
+                    table.len() / hidden
+                ))
             })?);
         }
         Ok(x)

@@ -163,12 +163,8 @@ impl Job {
 
     /// Draws the proposal's token `index` from a draft model's logits.
     pub(crate) fn draft(&mut self, sampler: &mut Sampler, logits: &[f32], index: usize) -> Result<()> {
-        let row = Row {
-            logits,
-            sampling: &self.request.sampling,
-            seen: &self.seen,
-            id: &self.request.prompt.id,
-        };
+        let row =
+            Row { logits, sampling: &self.request.sampling, seen: &self.seen, id: &self.request.prompt.id };
         let token = sampler.sample(&row, self.rng)?.token;
         self.proposal[index] = token;
         self.seen.push(token);
@@ -193,7 +189,13 @@ impl Job {
 
     /// Draws from the logits of the last pending token and of the proposal, `[rows, vocab]`, for as long
     /// as the proposal is what was drawn.
-    pub(crate) fn draw(&mut self, sampler: &mut Sampler, logits: &[f32], vocab: usize, context: usize) -> Result<()> {
+    pub(crate) fn draw(
+        &mut self,
+        sampler: &mut Sampler,
+        logits: &[f32],
+        vocab: usize,
+        context: usize,
+    ) -> Result<()> {
         self.drawn.clear();
         let mut proposal = std::mem::take(&mut self.proposal);
         let mut result = Ok(());

@@ -164,9 +164,10 @@ impl Queue {
             let prompt = &other.sample.tokens[..other.prompt_len()];
             prompt.iter().zip(&tokens[..limit]).take_while(|(a, b)| a == b).count()
         };
-        let prefills = self.running.iter().filter(|other| {
-            other.version == Some(version) && other.computed < other.prompt_len()
-        });
+        let prefills = self
+            .running
+            .iter()
+            .filter(|other| other.version == Some(version) && other.computed < other.prompt_len());
         let coming = prefills.map(common).max().unwrap_or(0);
         coming >= PAGE.min(limit) && coming > 0 && coming > pages.known(tokens, limit)
     }

@@ -29,14 +29,7 @@ impl Weights {
         let head = model.language_head()?;
         let tensors: Vec<HostTensor> =
             model.params().iter().map(|param| HostTensor::new(&param.value)).collect();
-        let mut weights = Self {
-            model,
-            version,
-            tensors,
-            packed: Vec::new(),
-            packing: Duration::ZERO,
-            head,
-        };
+        let mut weights = Self { model, version, tensors, packed: Vec::new(), packing: Duration::ZERO, head };
         weights.pack(packed);
         Ok(weights)
     }

@@ -92,8 +92,7 @@ fn greedy_continuations_are_those_of_the_full_forward_and_of_transformers() {
         for sequence in expected["sequences"].as_array().unwrap() {
             let (tokens, transformers) = (ids(&sequence["input_ids"]), ids(&sequence["greedy"]));
             let sampling = Sampling { temperature: 0.0, max_tokens: 24, ..Sampling::default() };
-            let sample =
-                engine(&model).generate(&[prompt("a", &tokens)], &sampling).unwrap();
+            let sample = engine(&model).generate(&[prompt("a", &tokens)], &sampling).unwrap();
             let answer = &sample[0].tokens[tokens.len()..];
             assert_eq!(answer, full_greedy(&model, &tokens, 24), "{name}");
             if !answer.contains(&EOS) {
@@ -229,9 +228,19 @@ fn chunks_preemption_prefixes_and_proposals_change_no_sample() {
         let ngram = Some(Speculation::Ngram { max_n: 3, tokens: 5 });
         for (what, config) in [
             ("together", EngineConfig { cache: CacheSize::Bytes(400 * page), ..base.clone() }),
-            ("chunks", EngineConfig { max_batch_tokens: 7, cache: CacheSize::Bytes(400 * page), ..base.clone() }),
+            (
+                "chunks",
+                EngineConfig { max_batch_tokens: 7, cache: CacheSize::Bytes(400 * page), ..base.clone() },
+            ),
             ("tiny cache", EngineConfig { cache: CacheSize::Bytes(7 * page), ..base.clone() }),
-            ("proposals", EngineConfig { speculation: ngram.clone(), cache: CacheSize::Bytes(12 * page), ..base.clone() }),
+            (
+                "proposals",
+                EngineConfig {
+                    speculation: ngram.clone(),
+                    cache: CacheSize::Bytes(12 * page),
+                    ..base.clone()
+                },
+            ),
             ("draft", EngineConfig { speculation: draft, cache: CacheSize::Bytes(12 * page), ..base }),
         ] {
             let mut engine = PagedEngine::new(model.clone(), config).unwrap();
@@ -267,7 +276,8 @@ fn samples_of_one_prompt_compute_it_once() {
 fn requests_in_flight_finish_on_the_weights_that_they_began_with() {
     let old = model("llama_gqa_tied");
     let new = scaled(&old, 1.25);
-    let mut engine = engine_with(&old, EngineConfig { in_flight: InFlight::Finish, ..EngineConfig::default() });
+    let mut engine =
+        engine_with(&old, EngineConfig { in_flight: InFlight::Finish, ..EngineConfig::default() });
     let sampling = Sampling { max_tokens: 9, seed: 5, ..Sampling::default() };
     engine.submit(Request::new(prompt("a", &[5, 6]), sampling.clone())).unwrap();
     for _ in 0..4 {

@@ -104,5 +104,8 @@ fn random_requests_on_a_tiny_cache() {
     }
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.free_pages), (0, 0, stats.pages), "no page leaks");
-    assert!(stats.preemptions > 100 && stats.reused_tokens > 10_000 && cancelled > 100, "{stats:?} {cancelled}");
+    assert!(
+        stats.preemptions > 100 && stats.reused_tokens > 10_000 && cancelled > 100,
+        "{stats:?} {cancelled}"
+    );
 }

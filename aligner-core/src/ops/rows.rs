@@ -32,7 +32,8 @@ pub fn norm_rows(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
 /// Rotates each head of x `[rows, heads * head_dim]` in place; cosines and sines are `[rows, head_dim / 2]`.
 pub fn rotate_rows(x: &mut [f32], columns: usize, cos: &[f32], sin: &[f32]) {
     let half = if x.is_empty() { return } else { cos.len() / (x.len() / columns) };
-    for (x, (cos, sin)) in x.chunks_exact_mut(columns).zip(cos.chunks_exact(half).zip(sin.chunks_exact(half))) {
+    for (x, (cos, sin)) in x.chunks_exact_mut(columns).zip(cos.chunks_exact(half).zip(sin.chunks_exact(half)))
+    {
         rotary::rotate_in_place(x, cos, sin);
     }
 }

@@ -317,7 +317,10 @@ mod tests {
                     let sum: f64 = (0..=at).map(score).sum();
                     for (d, &got) in out.iter().enumerate() {
                         let expected = (0..=at).map(|p| score(p) / sum * of(&v, p, d)).sum::<f64>();
-                        assert!((f64::from(got) - expected).abs() < 1e-5, "{at} {head} {d}: {got} {expected}");
+                        assert!(
+                            (f64::from(got) - expected).abs() < 1e-5,
+                            "{at} {head} {d}: {got} {expected}"
+                        );
                     }
                 }
             }

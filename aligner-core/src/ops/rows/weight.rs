@@ -111,7 +111,9 @@ impl Columns for Int8<'_> {
     unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
         let at = column * self.shape[1] + k;
         // SAFETY: as the caller promises; rows are whole groups.
-        unsafe { V::load_i8(self.data.as_ptr().add(at)).mul(V::splat(*self.scales.get_unchecked(at / GROUP))) }
+        unsafe {
+            V::load_i8(self.data.as_ptr().add(at)).mul(V::splat(*self.scales.get_unchecked(at / GROUP)))
+        }
     }
 
     #[inline(always)]
