@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use aligner_core::{Engine, Event, Prompt, Request, Sampling};
 use aligner_data::{Message, Tokenizer};
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 
 use crate::Usage;
 use crate::wire::{self, LoadedModel};
@@ -57,8 +57,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?);
     if arguments.prompts.is_empty() {
-        for line in std::io::stdin().lock().lines() {
-            answer(&mut engine, &model.tokenizer, &line?, arguments, &sampling)?;
+        for (at, line) in std::io::stdin().lock().split(b'\n').enumerate() {
+            let place = || format!("standard input:{}", at + 1);
+            let text = String::from_utf8(line.with_context(place)?)
+                .map_err(|_| Usage(format!("{}: not UTF-8 text", place())))?;
+            let text = text.strip_suffix('\r').unwrap_or(&text);
+            answer(&mut engine, &model.tokenizer, text, arguments, &sampling)?;
         }
         return Ok(());
     }
@@ -76,6 +80,8 @@ fn answer(
     sampling: &Sampling,
 ) -> anyhow::Result<()> {
     let tokens = prompt_tokens(tokenizer, text, arguments)?;
+    // The tokenizer of this model puts nothing before a text.
+    ensure!(!tokens.is_empty(), Usage("the prompt is empty: there is no token to go on from".into()));
     let prompt = Prompt { id: String::new(), tokens, metadata: serde_json::Value::Null };
     let mut stream = Stream::default();
     stream_answer(engine, Request { prompt, sampling: sampling.clone(), sample: 0 }, |token| {
