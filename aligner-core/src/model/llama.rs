@@ -17,6 +17,9 @@ pub struct Layout {
     pub segments: Arc<[Segment]>,
     /// Rotary angles of the batch's positions.
     pub rotary: RotaryTable,
+    /// The rows whose final hidden states are asked for, ascending; absent, all. The last layer computes
+    /// no more than these once it has attended.
+    pub kept: Option<Arc<[u32]>>,
 }
 
 /// The model's structure: which parameter of a set stands where.
@@ -136,7 +139,7 @@ impl Llama {
 
     /// Layout of a packed batch: `positions` is `[tokens]`.
     pub fn layout(&self, positions: &[u32], segments: Arc<[Segment]>) -> Layout {
-        Layout { segments, rotary: RotaryTable::new(positions, &self.frequencies, 1.0) }
+        Layout { segments, rotary: RotaryTable::new(positions, &self.frequencies, 1.0), kept: None }
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
@@ -147,7 +150,8 @@ impl Llama {
         embedding(params.matrix(self.embed), tokens)
     }
 
-    /// Layer `index` on the residual stream, `[tokens, hidden]` to the same.
+    /// Layer `index` on the residual stream, `[tokens, hidden]` to the same; the last one to the rows that
+    /// the layout keeps.
     ///
     /// # Errors
     /// Shapes that do not fit, a failed collective.
@@ -155,7 +159,7 @@ impl Llama {
         &self,
         params: &ParamSet,
         index: usize,
-        x: Tensor<2>,
+        mut x: Tensor<2>,
         layout: &Layout,
         shard: &dyn Shard,
     ) -> Result<Tensor<2>> {
@@ -172,7 +176,10 @@ impl Llama {
         let q = rotary(layer.q.forward(params, &normed, None)?, &layout.rotary)?;
         let k = rotary(layer.k.forward(params, &normed, None)?, &layout.rotary)?;
         let v = layer.v.forward(params, &normed, None)?;
-        let attended = shard.attend(index, [q, k, v], &layout.segments, shape)?;
+        let mut attended = shard.attend(index, [q, k, v], &layout.segments, shape)?;
+        if let Some(kept) = layout.kept.as_ref().filter(|_| index + 1 == self.layers.len()) {
+            (x, attended) = (embedding(x, kept)?, embedding(attended, kept)?);
+        }
         let x = shard.exit(x, &|residual| layer.o.forward(params, &attended, residual))?;
         let normed = rms_norm(x.clone(), params.vector(layer.mlp_norm), config.rms_norm_eps)?;
         let normed = shard.enter(normed)?;
