@@ -52,6 +52,7 @@ enum Ending {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
+    crate::join_thread_pool();
     let interrupt = Interrupt::listen()?;
     let mut session = Session::open(run, arguments.existing())?;
     match session.run(&interrupt)? {
