@@ -17,6 +17,8 @@ use aligner_core::{Algorithm, Batch, Error, Gradients, Group, Needs, Policy, Res
 
 pub use bigram::BigramPolicy;
 
+use crate::gradients::gradients;
+
 /// Largest difference of a derivative and its finite difference, over the gradient's length.
 const MAX_DIFFERENCE_ERROR: f64 = 2e-3;
 /// Largest difference of gradients that should be equal, over the largest magnitude.
@@ -100,8 +102,7 @@ impl Trial<'_> {
     /// Gradients of the loss's sum, one micro-batch for each slice of groups.
     fn gradients(&self, micro: &[&[Group]]) -> Result<Gradients> {
         let batches = micro.iter().map(|groups| Batch::collate(*groups)).collect::<Result<Vec<_>>>()?;
-        self.policy
-            .accumulate(&batches, self.algorithm.needs(), &|out, batch| self.algorithm.loss(out, batch))
+        gradients(self.policy, self.algorithm, &batches)
     }
 
     /// Compares slopes along a few fixed directions with differences of the loss.
@@ -219,24 +220,13 @@ fn fill_logps(groups: &mut [Group], vocab: usize, needs: Needs) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::pairs;
     use crate::{Average, Dpo, DpoConfig, DpoLoss, RewardModel, RewardModelConfig, Sft, SftConfig};
     use aligner_core::{Forward, LossOutput};
 
     fn singles() -> Vec<Group> {
         let sample = |len: u32| Sample::response(&[1, 2], &(3..3 + len).collect::<Vec<_>>());
         (1..5).map(|len| Group::single(format!("row {len}"), sample(len))).collect()
-    }
-
-    fn pairs() -> Vec<Group> {
-        let pair = |at: u32| {
-            let prompt = [1, 2 + at];
-            Group::pair(
-                format!("row {at}"),
-                Sample::response(&prompt, &[5, 6 + at]),
-                Sample::response(&prompt, &[7]),
-            )
-        };
-        (0..5).map(pair).collect()
     }
 
     #[test]
@@ -246,10 +236,10 @@ mod tests {
         }
         for loss_type in [DpoLoss::Sigmoid, DpoLoss::Robust] {
             let config = DpoConfig { beta: 0.5, label_smoothing: 0.1, loss_type };
-            check_algorithm(&Dpo::new(config).expect("valid"), &pairs()).expect("sound");
+            check_algorithm(&Dpo::new(config).expect("valid"), &pairs(5)).expect("sound");
         }
         let config = RewardModelConfig { center_rewards_coefficient: 0.01, margin: true };
-        check_algorithm(&RewardModel::new(config).expect("valid"), &pairs()).expect("sound");
+        check_algorithm(&RewardModel::new(config).expect("valid"), &pairs(5)).expect("sound");
     }
 
     /// Divides by the micro-batch's own count: the classic mistake.

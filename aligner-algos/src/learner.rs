@@ -12,6 +12,7 @@ use aligner_core::{
     finite_sum,
 };
 
+use crate::gradients::gradients;
 use crate::micro_batch::micro_batches;
 use ranks::{agree, sum_gradients, sum_metrics};
 
@@ -156,7 +157,7 @@ impl Learner {
     }
 
     fn accumulate(&self, algorithm: &dyn Algorithm, batches: &[Batch]) -> Result<Gradients> {
-        self.policy.accumulate(batches, algorithm.needs(), &|out, batch| algorithm.loss(out, batch))
+        gradients(self.policy.as_ref(), algorithm, batches)
     }
 
     /// Names the parameter and the micro-batch behind a gradient that is not finite.

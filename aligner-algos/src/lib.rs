@@ -21,6 +21,9 @@
 
 pub mod check;
 mod dpo;
+#[cfg(test)]
+mod fixture;
+mod gradients;
 mod learner;
 mod micro_batch;
 pub mod ops;

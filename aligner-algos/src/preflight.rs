@@ -7,6 +7,8 @@ use aligner_core::optim::{Norm, first_not_finite, global_norm};
 use aligner_core::{Algorithm, Batch, Error, Group, Needs, Policy, Result, StepBatch};
 use serde::{Deserialize, Serialize};
 
+use crate::gradients::gradients;
+
 /// What the checks hold the run to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,6 +35,23 @@ impl Default for PreflightConfig {
             max_kl_elsewhere: None,
             max_packing_error: 1e-4,
         }
+    }
+}
+
+impl PreflightConfig {
+    /// Everything that is wrong with the limits: a comparison with NaN would let everything pass.
+    pub fn errors(&self) -> Vec<Error> {
+        let limits = [
+            ("max_loss_error", Some(self.max_loss_error)),
+            ("max_kl", Some(self.max_kl)),
+            ("max_kl_elsewhere", self.max_kl_elsewhere),
+            ("max_packing_error", Some(self.max_packing_error)),
+        ];
+        let wrong = limits.into_iter().filter_map(|(key, limit)| Some((key, limit?)));
+        let wrong = wrong.filter(|(_, limit)| !(limit.is_finite() && *limit >= 0.0));
+        wrong
+            .map(|(key, limit)| Error::setting(key, format!("must be finite and not negative, got {limit}")))
+            .collect()
     }
 }
 
@@ -96,6 +115,9 @@ pub fn preflight(
     input: PreflightInput<'_>,
     config: &PreflightConfig,
 ) -> Result<PreflightReport> {
+    if let Some(error) = config.errors().into_iter().next() {
+        return Err(error);
+    }
     if let Some(name) = policy.params().first_not_finite() {
         return Err(failed(format!("parameter {name} has a NaN or an infinity; the checkpoint is damaged")));
     }
@@ -121,8 +143,7 @@ pub fn preflight(
     }
     report.packing_error = packing_error(policy, &step.groups, &packed, needs)?;
     let count = algorithm.per().count(&step.groups);
-    let gradients =
-        policy.accumulate(std::slice::from_ref(&batch), needs, &|out, batch| algorithm.loss(out, batch))?;
+    let gradients = gradients(policy, algorithm, std::slice::from_ref(&batch))?;
     report.loss = gradients.loss_sum / count;
     report.grad_norm = global_norm(&gradients.values, Norm::L2) / count;
     if let Some(name) = first_not_finite(policy.params(), &gradients.values) {
@@ -271,21 +292,12 @@ mod tests {
     use super::*;
     use crate::check::BigramPolicy;
     use crate::reference::Reference;
-    use crate::{Dpo, Sft};
-    use aligner_core::Sample;
+    use crate::{Dpo, Sft, fixture};
 
     const VOCAB: usize = 12;
 
     fn pairs() -> Vec<Group> {
-        let pair = |at: u32| {
-            let prompt = [1, 2 + at];
-            Group::pair(
-                format!("row {at}"),
-                Sample::response(&prompt, &[5, 6 + at]),
-                Sample::response(&prompt, &[7]),
-            )
-        };
-        let mut groups: Vec<Group> = (0..4).map(pair).collect();
+        let mut groups = fixture::pairs(4);
         Reference::live(Box::new(BigramPolicy::new(VOCAB, 3)), 64).fill(&mut groups).expect("valid");
         groups
     }
@@ -363,6 +375,28 @@ mod tests {
     #[test]
     fn nothing_to_check_is_an_error() {
         assert!(run(3, &[], None).expect_err("empty").to_string().contains("no group"));
+    }
+
+    #[test]
+    fn a_limit_that_nothing_exceeds_is_refused() {
+        let groups = pairs();
+        let refused = |config: PreflightConfig| {
+            let input = PreflightInput { groups: &groups, ..PreflightInput::default() };
+            let report = preflight(&BigramPolicy::new(VOCAB, 3), &Dpo::default(), input, &config);
+            report.expect_err("no limit").to_string()
+        };
+        let base = PreflightConfig::default;
+        for limit in [f64::NAN, f64::INFINITY, -1.0] {
+            let refusals = [
+                ("max_kl: ", refused(PreflightConfig { max_kl: limit, ..base() })),
+                ("max_kl_elsewhere: ", refused(PreflightConfig { max_kl_elsewhere: Some(limit), ..base() })),
+                ("max_loss_error: ", refused(PreflightConfig { max_loss_error: limit, ..base() })),
+                ("max_packing_error: ", refused(PreflightConfig { max_packing_error: limit, ..base() })),
+            ];
+            for (key, message) in refusals {
+                assert!(message.starts_with(key), "{message}");
+            }
+        }
     }
 
     #[test]

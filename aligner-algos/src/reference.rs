@@ -50,6 +50,14 @@ impl Reference {
     /// # Errors
     /// Samples that the model cannot take, or a cache that cannot be read or written.
     pub fn fill(&mut self, groups: &mut [Group]) -> Result<()> {
+        self.fill_watched(groups, &mut |_| {})
+    }
+
+    /// As [`Reference::fill`]; `watch` is told after each pass how many of the groups are filled.
+    ///
+    /// # Errors
+    /// As [`Reference::fill`].
+    pub fn fill_watched(&mut self, groups: &mut [Group], watch: &mut dyn FnMut(usize)) -> Result<()> {
         let mut absent = Vec::new();
         for (at, group) in groups.iter_mut().enumerate() {
             group.check()?;
@@ -66,8 +74,11 @@ impl Reference {
             group
         };
         let bare: Vec<Group> = absent.iter().map(bare).collect();
+        let mut filled = groups.len() - absent.len();
         for batch in micro_batches(&bare, self.micro_batch_tokens, false)? {
             self.compute(&batch, groups)?;
+            filled += batch.groups.len();
+            watch(filled);
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ fn main() -> anyhow::Result<()> {
     // As the program does: see its main.rs.
     // SAFETY: one integer of mimalloc's option table, before any thread starts.
     unsafe { libmimalloc_sys::mi_option_set_default(aligner_cli::MIMALLOC_PURGE_DELAY, -1) };
+    aligner_cli::join_thread_pool();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, data, mode, rest @ ..] = args.as_slice() else {
         bail!("usage: bench_train MODEL_DIR DATA.json full|variable|dpo-live|dpo-cached [repeats]");

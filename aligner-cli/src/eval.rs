@@ -56,7 +56,7 @@ fn measure(
     let device = wire::device(&run.config.model.device)?;
     let policy = wire::trained_policy(run, &Checkpoint::open(path)?, &device)?;
     if run.algorithm.needs().contains(Needs::REF_LOGPS) {
-        reference(run, base, &device)?.fill(&mut groups)?;
+        wire::fill(&mut reference(run, base, &device)?, &mut groups)?;
     }
     let learner = Learner::new(Box::new(policy), run.config.learner.clone(), 1, wire::alone())?;
     let mut values = on(&learner, run.algorithm.as_ref(), &groups)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use aligner_core::{Metrics, Result};
 
+use crate::progress::Count;
 use crate::report::STANDARD_ERROR;
 
 /// Sums and weights of one metric, group by group.
@@ -37,7 +38,9 @@ pub(crate) fn held_out<G>(
     mut evaluate: impl FnMut(&G) -> Result<Metrics>,
 ) -> Result<BTreeMap<String, f64>> {
     let mut all: BTreeMap<String, Sums> = BTreeMap::new();
-    for group in groups {
+    let mut progress = Count::start("held-out groups measured", groups.len());
+    for (done, group) in groups.iter().enumerate() {
+        progress.done(done);
         let mut metrics = evaluate(group)?;
         for (name, pair) in metrics.pairs_mut() {
             all.entry(name.to_string()).or_default().0.push(*pair);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, Prompt, Request, Sampling};
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde_json::{Map, Value};
 
 pub(crate) use answer::stream;
@@ -92,8 +92,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Prompts from standard input, as they come.
 fn lines() -> impl Iterator<Item = anyhow::Result<Asked>> {
-    let lines = std::io::stdin().lock().lines().enumerate();
-    lines.map(|(at, line)| Ok(numbered((at, &line.with_context(|| format!("standard input:{}", at + 1))?))))
+    std::io::stdin().lock().split(b'\n').enumerate().map(|(at, line)| {
+        let place = || format!("standard input:{}", at + 1);
+        let text = String::from_utf8(line.with_context(place)?)
+            .map_err(|_| Usage(format!("{}: not UTF-8 text", place())))?;
+        Ok(numbered((at, &text.strip_suffix('\r').unwrap_or(&text).to_string())))
+    })
 }
 
 fn numbered((at, prompt): (usize, &String)) -> Asked {
@@ -120,6 +124,8 @@ fn requests_of(
     };
     let name = asked.id.as_str().map_or_else(|| asked.id.to_string(), str::to_string);
     let tokens = tokens.with_context(|| format!("prompt {name}"))?;
+    // The tokenizer of this model puts nothing before a text.
+    ensure!(!tokens.is_empty(), Usage("the prompt is empty: there is no token to go on from".into()));
     let prompt = Prompt { id: name, tokens, metadata: Value::Null };
     let request = Request::new(prompt, sampling.clone());
     Ok((0..arguments.samples).map(move |sample| Request { sample, ..request.clone() }))

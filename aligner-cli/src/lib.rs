@@ -40,6 +40,14 @@ pub use train::{Outcome, train};
 /// memory is kept before it goes back to the system. A binary that sets it to -1 keeps it.
 pub const MIMALLOC_PURGE_DELAY: i32 = 15;
 
+/// Makes the calling thread one of the pool that runs the kernels, for a program that trains and does
+/// nothing beside: a kernel then starts at once, without waking another thread. Later calls, and calls
+/// after the pool was used, change nothing.
+pub fn join_thread_pool() {
+    // The only error is a pool that is there already.
+    let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
+}
+
 /// A mistake in what the user asked for: exit code 2, and the message alone is printed.
 #[derive(Debug)]
 pub struct Usage(pub String);

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let run = arguments.file.load(registry)?;
     let model = LoadedModel::of_run(&run)?;
     let data = Data::open(&run, &model)?;
-    let steps = total_steps(&run, data.train_rows());
+    let steps = total_steps(&run, data.train_rows())?;
     let shape = Shape::of(&data, &run.config)?;
     let mut out = shape.describe(&run, &data, steps);
     out.push_str(&memory::parameters(&model.checkpoint));

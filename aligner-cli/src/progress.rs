@@ -141,6 +141,66 @@ impl Drop for Steps {
     }
 }
 
+/// Progress of something that is counted and may take long: rows, groups. Where the steps' bar is on the
+/// screen, it speaks there; of what is quick, no line is written.
+#[derive(Debug)]
+pub(crate) struct Count {
+    what: &'static str,
+    total: u64,
+    started: Instant,
+    last_line: Instant,
+    /// A bar of its own.
+    bar: Option<ProgressBar>,
+}
+
+impl Count {
+    /// Begins to count `what` ("rows read") up to `total`; 0 is something that is not counted.
+    pub(crate) fn start(what: &'static str, total: usize) -> Self {
+        let total = total as u64;
+        let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = (io::stderr().is_terminal() && shown.is_none()).then(|| {
+            let counted = if total == 0 { ProgressStyle::default_spinner() } else { style() };
+            let bar = ProgressBar::new(total).with_style(counted);
+            bar.set_message(what);
+            bar.enable_steady_tick(Duration::from_millis(250));
+            bar
+        });
+        if bar.is_some() {
+            shown.clone_from(&bar);
+        }
+        let started = Instant::now();
+        Self { what, total, started, last_line: started, bar }
+    }
+
+    /// Shows that `done` of them are done.
+    pub(crate) fn done(&mut self, done: usize) {
+        let done = done as u64;
+        let steps = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        } else if let Some(bar) = steps {
+            bar.set_message(format!("{} {done}/{}", self.what, self.total));
+        } else if self.last_line.elapsed() >= LINE_INTERVAL && done < self.total {
+            say(&self.line(done, self.started.elapsed()));
+            self.last_line = Instant::now();
+        }
+    }
+
+    fn line(&self, done: u64, elapsed: Duration) -> String {
+        let left = elapsed.div_f64(done.max(1) as f64).mul_f64((self.total - done) as f64);
+        format!("{} {done}/{}  {} left", self.what, self.total, clock(left))
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            bar.finish_and_clear();
+        }
+    }
+}
+
 fn style() -> ProgressStyle {
     ProgressStyle::with_template("{bar:28.blue} {pos}/{len}  {msg}  {eta} left")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -164,5 +224,12 @@ mod tests {
     fn durations_are_short() {
         let shown = [59, 61, 3661].map(|secs| clock(Duration::from_secs(secs)));
         assert_eq!(shown, ["59s", "1m01s", "1h01m"]);
+    }
+
+    #[test]
+    fn a_count_says_how_far_it_is_and_how_long_it_takes() {
+        let count = Count::start("rows read", 300);
+        assert_eq!(count.line(100, Duration::from_secs(30)), "rows read 100/300  1m00s left");
+        assert_eq!(count.line(0, Duration::ZERO), "rows read 0/300  0s left");
     }
 }

@@ -2,6 +2,8 @@
 
 mod checkpoint;
 mod events;
+mod fingerprint;
+mod manifest;
 mod metrics_log;
 mod samples;
 
@@ -14,6 +16,8 @@ use anyhow::Context as _;
 
 pub(crate) use checkpoint::{Checkpoints, TrainState, discard, remove_partial, write_directory};
 pub(crate) use events::EventWriter;
+pub(crate) use fingerprint::Fingerprints;
+pub(crate) use manifest::Manifest;
 pub use metrics_log::Record;
 pub(crate) use metrics_log::{MetricsLog, read as read_metrics};
 pub use samples::Answer;
@@ -30,6 +34,15 @@ pub(crate) enum Existing {
     Resume,
     /// Remove that run's files first.
     Overwrite,
+}
+
+/// A run as its directory knows it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Identity {
+    /// Its configuration with all defaults.
+    pub(crate) resolved: toml::Table,
+    /// When it began, and from which files.
+    pub(crate) manifest: Manifest,
 }
 
 /// An opened run directory, locked against other processes.
@@ -57,24 +70,25 @@ impl RunDir {
         OWN.iter().any(|own| path.starts_with(dir.join(own)))
     }
 
-    /// Makes or opens the directory for a run with the configuration `resolved`. Nothing of an
-    /// earlier run changes before [`Self::begin`].
+    /// Makes or opens the directory for a run. Nothing of an earlier run changes before [`Self::begin`].
     ///
     /// # Errors
     /// [`Usage`] where it holds another run, or something that is no run; a directory in use.
-    pub(crate) fn open(path: &Path, resolved: &toml::Table, existing: Existing) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: &Path, run: &Identity, existing: Existing) -> anyhow::Result<Self> {
         let shown = path.display();
-        let file = path.join(RESOLVED);
-        let begun = is_begun(path);
+        let earlier = Manifest::read(path)?;
+        let begun = earlier.is_some() && has_begun(path);
         if begun && existing == Existing::Refuse {
             return Err(Usage(format!("{shown}: {}", describe(path))).into());
         }
-        if !file.exists() && is_foreign(path) {
-            let message = "is not empty, and what it holds is no run; choose another `run.dir`";
+        if earlier.is_none() && is_foreign(path) {
+            let message = "is not empty, and what it holds is no run: it has no run.json that this program has \
+                           written; choose another `run.dir`";
             return Err(Usage(format!("{shown}: {message}")).into());
         }
-        if begun && existing == Existing::Resume {
-            same_run(&file, resolved)?;
+        if let Some(earlier) = earlier.filter(|_| begun && existing == Existing::Resume) {
+            same_run(&path.join(RESOLVED), &run.resolved)?;
+            same_inputs(path, &earlier, &run.manifest)?;
         }
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let anew = !begun || existing == Existing::Overwrite;
@@ -83,12 +97,15 @@ impl RunDir {
 
     /// Writes the configuration, and removes an earlier run's files where this one starts anew: to be
     /// called when the run's model is loaded, for a model that is broken must not cost the old run.
-    pub(crate) fn begin(&self, resolved: &toml::Table) -> anyhow::Result<()> {
+    pub(crate) fn begin(&self, run: &Identity) -> anyhow::Result<()> {
         if self.anew {
             self.clear()?;
         }
+        // First, for it says that what follows is a run's.
+        run.manifest.write(&self.path)?;
         // A resumed run may have other intervals: the file says what holds now.
-        let text = toml::to_string_pretty(resolved).context("the configuration cannot be written as TOML")?;
+        let text =
+            toml::to_string_pretty(&run.resolved).context("the configuration cannot be written as TOML")?;
         Ok(atomic_write(&self.path.join(RESOLVED), |out| out.write_all(text.as_bytes()))?)
     }
 
@@ -150,11 +167,18 @@ impl RunDir {
     }
 }
 
-/// Whether a run has left anything that a new one would lose.
-fn is_begun(path: &Path) -> bool {
+/// When the run that `existing` goes on with began, in seconds since 1970; none where a new one begins.
+pub(crate) fn begun_secs(path: &Path, existing: Existing) -> anyhow::Result<Option<i64>> {
+    if existing != Existing::Resume || !has_begun(path) {
+        return Ok(None);
+    }
+    Ok(Manifest::read(path)?.map(|earlier| earlier.begun_secs))
+}
+
+/// Whether the run in `path` has left anything that a new one would lose.
+fn has_begun(path: &Path) -> bool {
     let logged = fs::metadata(path.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
-    path.join(RESOLVED).exists()
-        && (logged || path.join("checkpoints").exists() || path.join("model").exists())
+    logged || path.join("checkpoints").exists() || path.join("model").exists()
 }
 
 fn describe(path: &Path) -> String {
@@ -190,8 +214,16 @@ fn lock(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Keys of `[run]` that change neither the weights nor their order of training.
-const FREE: [&str; 7] =
-    ["dir", "eval_every", "save_every", "keep_last", "sample_prompts", "sample_tokens", "preflight"];
+const FREE: [&str; 8] = [
+    "dir",
+    "eval_every",
+    "save_every",
+    "keep_last",
+    "sample_prompts",
+    "sample_tokens",
+    "preflight",
+    "save_dtype",
+];
 
 /// Checks that a resumed run is the run that was begun: else its weights would be those of neither.
 fn same_run(file: &Path, resolved: &toml::Table) -> anyhow::Result<()> {
@@ -204,6 +236,21 @@ fn same_run(file: &Path, resolved: &toml::Table) -> anyhow::Result<()> {
     }
     let message =
         format!("{}: the run was begun with other settings:\n  {}", file.display(), changed.join("\n  "));
+    Err(Usage(message).into())
+}
+
+/// Checks that the files that a resumed run reads are those that it was begun with.
+fn same_inputs(path: &Path, earlier: &Manifest, now: &Manifest) -> anyhow::Result<()> {
+    let changes = earlier.inputs.changes(&now.inputs);
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "{}: the run cannot go on, for its files are no longer those that it was begun with:\n  {}\n\
+         put them back as they were, or start anew: `--overwrite`, or another `run.dir`",
+        path.display(),
+        changes.join("\n  ")
+    );
     Err(Usage(message).into())
 }
 
@@ -237,20 +284,20 @@ fn differences(prefix: &str, begun: &toml::Table, now: &toml::Table, changed: &m
 mod tests {
     use super::*;
 
-    fn table(text: &str) -> toml::Table {
-        text.parse().unwrap()
+    fn identity(text: &str) -> Identity {
+        Identity { resolved: text.parse().unwrap(), manifest: Manifest::new(0, Fingerprints::default()) }
     }
 
     /// Opens a directory and begins the run, and ends the process that did so.
-    fn begin(path: &Path, resolved: &toml::Table, existing: Existing) {
-        RunDir::open(path, resolved, existing).unwrap().begin(resolved).unwrap();
+    fn begin(path: &Path, run: &Identity, existing: Existing) {
+        RunDir::open(path, run, existing).unwrap().begin(run).unwrap();
     }
 
     #[test]
     fn a_directory_with_a_run_is_not_touched_unless_told() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run");
-        let resolved = table("[run]\nseed = 1\nsave_every = 1\n");
+        let resolved = identity("[run]\nseed = 1\nsave_every = 1\n");
         begin(&path, &resolved, Existing::Refuse);
         // Nothing has happened yet: a second start loses nothing.
         begin(&path, &resolved, Existing::Refuse);
@@ -272,20 +319,53 @@ mod tests {
     #[test]
     fn a_resumed_run_must_be_the_same_run() {
         let dir = tempfile::tempdir().unwrap();
-        let begun = table("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 1\n");
+        let begun = identity("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 1\n");
         begin(dir.path(), &begun, Existing::Refuse);
         fs::write(dir.path().join("metrics.jsonl"), "{}").unwrap();
-        let saved_more_often = table("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 5\n");
+        let saved_more_often = identity("[algorithm.dpo]\nbeta = 0.1\n[run]\nseed = 1\nsave_every = 5\n");
         begin(dir.path(), &saved_more_often, Existing::Resume);
-        let other = table("[algorithm.dpo]\nbeta = 0.2\n[run]\nseed = 1\n");
+        let other = identity("[algorithm.dpo]\nbeta = 0.2\n[run]\nseed = 1\n");
         let message = RunDir::open(dir.path(), &other, Existing::Resume).unwrap_err().to_string();
         assert!(message.contains("algorithm.dpo.beta was 0.1, is now 0.2"), "{message}");
     }
 
     #[test]
+    fn a_resumed_run_must_find_its_files_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = dir.path().join("rows.jsonl");
+        let reading = |content: &str| {
+            fs::write(&rows, content).unwrap();
+            let mut inputs = Fingerprints::default();
+            inputs.add(&rows).unwrap();
+            Identity { manifest: Manifest::new(0, inputs), ..identity("[run]\nseed = 1\n") }
+        };
+        let run = dir.path().join("run");
+        begin(&run, &reading("one"), Existing::Refuse);
+        fs::write(run.join("metrics.jsonl"), "{}").unwrap();
+        begin(&run, &reading("one"), Existing::Resume);
+        let message = RunDir::open(&run, &reading("two"), Existing::Resume).unwrap_err().to_string();
+        for part in ["rows.jsonl has other content", "put them back", "`--overwrite`"] {
+            assert!(message.contains(part), "{message}");
+        }
+        begin(&run, &reading("two"), Existing::Overwrite);
+    }
+
+    #[test]
+    fn a_file_named_as_ours_makes_no_run() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("resolved.toml"), "[run]\n").unwrap();
+        fs::create_dir(dir.path().join("model")).unwrap();
+        for existing in [Existing::Refuse, Existing::Resume, Existing::Overwrite] {
+            let message = RunDir::open(dir.path(), &identity(""), existing).unwrap_err().to_string();
+            assert!(message.contains("no run.json"), "{message}");
+        }
+        assert!(dir.path().join("model").exists());
+    }
+
+    #[test]
     fn one_process_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let resolved = table("");
+        let resolved = identity("");
         let _held = RunDir::open(dir.path(), &resolved, Existing::Refuse).unwrap();
         let message = RunDir::open(dir.path(), &resolved, Existing::Resume).unwrap_err().to_string();
         assert!(message.contains("another process"), "{message}");
@@ -295,7 +375,7 @@ mod tests {
     fn files_of_somebody_else_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("thesis.tex"), "").unwrap();
-        let message = RunDir::open(dir.path(), &table(""), Existing::Overwrite).unwrap_err().to_string();
+        let message = RunDir::open(dir.path(), &identity(""), Existing::Overwrite).unwrap_err().to_string();
         assert!(message.contains("no run"), "{message}");
     }
 }

@@ -1,6 +1,8 @@
 //! `aligner train`: a run from its file to its report.
 
 mod answers;
+mod length;
+mod newest;
 mod session;
 mod steps;
 mod summary;
@@ -13,8 +15,8 @@ use crate::interrupt::{EXIT_CODE, Interrupt};
 use crate::progress::{result, say};
 use crate::rundir::Existing;
 use crate::{Registry, Run};
+pub(crate) use length::total_steps;
 use session::Session;
-pub(crate) use session::total_steps;
 pub use summary::Outcome;
 
 /// Train the model of a run file.
@@ -50,6 +52,7 @@ enum Ending {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
+    crate::join_thread_pool();
     let interrupt = Interrupt::listen()?;
     let mut session = Session::open(run, arguments.existing())?;
     match session.run(&interrupt)? {

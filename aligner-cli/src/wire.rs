@@ -5,10 +5,11 @@ mod data;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aligner_algos::Reference;
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
-use aligner_core::{Communicator, Device, Error, Needs, ParamSet};
-use aligner_data::Tokenizer;
+use aligner_core::{Communicator, Device, Error, Group, Needs, ParamSet};
+use aligner_data::{Tokenizer, now_secs};
 use aligner_infer::{EngineConfig, PagedEngine};
 #[cfg(feature = "cuda")]
 use anyhow::Context;
@@ -16,7 +17,9 @@ use anyhow::{bail, ensure};
 
 pub(crate) use data::Data;
 
-use crate::Run;
+use crate::progress::Count;
+use crate::rundir::{Fingerprints, Manifest};
+use crate::{Run, RunConfig};
 
 /// A model's files, opened and checked against each other; its weights are not read yet.
 pub(crate) struct LoadedModel {
@@ -61,9 +64,18 @@ impl LoadedModel {
         Ok(model)
     }
 
-    /// The model of a run file.
+    /// The model of a run file, as a run sees it that began `begun_secs` after 1970 began: chat templates
+    /// may write the date.
+    pub(crate) fn of_run_begun(run: &Run, begun_secs: i64) -> anyhow::Result<Self> {
+        let model = &run.config.model;
+        let Self { checkpoint, tokenizer } = Self::open(&model.path, model.tokenizer.as_deref())?;
+        Ok(Self { checkpoint, tokenizer: tokenizer.at(begun_secs)? })
+    }
+
+    /// The model of a run file, as the run in its directory sees it, or one that begins now.
     pub(crate) fn of_run(run: &Run) -> anyhow::Result<Self> {
-        Self::open(&run.config.model.path, run.config.model.tokenizer.as_deref())
+        let begun = Manifest::read(&run.config.run.dir)?.map(|manifest| manifest.begun_secs);
+        Self::of_run_begun(run, begun.unwrap_or_else(now_secs))
     }
 
     /// The model with its weights.
@@ -79,6 +91,18 @@ impl LoadedModel {
         );
         stops
     }
+}
+
+/// What the files of a run hold: of the data all, of the models what decides about tokens and weights.
+pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerprints> {
+    let mut prints = Fingerprints::default();
+    for rows in [Some(&config.data.train), config.data.eval.as_ref()].into_iter().flatten() {
+        prints.add(&rows.path)?;
+    }
+    prints.add_model(&config.model.path)?;
+    prints.add_tokenizer(config.model.tokenizer.as_ref().unwrap_or(&config.model.path))?;
+    config.reference.path.iter().try_for_each(|path| prints.add_model(path))?;
+    Ok(prints)
 }
 
 /// The communicator of a run on one rank.
@@ -171,6 +195,12 @@ pub(crate) fn reference_model(path: &Path, base: &LoadedModel, device: &Device) 
         return wrong(format!("its context is {short} tokens, the trained model's {long}"));
     }
     Ok(CausalLm::load(&checkpoint, device)?)
+}
+
+/// Asks the reference for the log-probabilities of `groups`, and shows how far it is.
+pub(crate) fn fill(reference: &mut Reference, groups: &mut [Group]) -> aligner_core::Result<()> {
+    let mut progress = Count::start("groups under the reference", groups.len());
+    reference.fill_watched(groups, &mut |filled| progress.done(filled))
 }
 
 /// Where a run keeps its reference's log-probabilities.

@@ -270,10 +270,54 @@ fn a_reference_that_cannot_judge_the_model() {
 fn a_model_in_the_run_s_own_directory_is_not_written_over() {
     let scene = Scene::new();
     scene.dpo();
-    fs::create_dir_all(scene.path("run")).unwrap();
-    scene::copy_dir(&scene.path("model"), &scene.path("run/model"));
-    fs::write(scene.path("run/resolved.toml"), "").unwrap();
+    scene.aligner(&["train", "run.toml", "--set", "run.steps=1"]).succeeds();
+    let before = scene.bytes("run/model/model.safetensors");
     let arguments = ["train", "run.toml", "--overwrite", "--set", "model.path=run/model"];
     scene.aligner(&arguments).fails(2, &["model.path", "copy it elsewhere"]);
+    assert!(before == scene.bytes("run/model/model.safetensors"));
+}
+
+#[test]
+fn a_directory_of_something_else_is_not_taken_for_a_run() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene::copy_dir(&scene.path("model"), &scene.path("run/model"));
+    scene.write("run/resolved.toml", "[run]\n");
+    scene.write("run/run.json", "{\"name\": \"of another program\"}");
+    for flags in [&["--overwrite"][..], &["--resume"], &[]] {
+        let call = scene.aligner(&[&["train", "run.toml"][..], flags].concat());
+        call.fails(2, &["run: is not empty, and what it holds is no run"]);
+    }
     assert_eq!(scene.bytes("run/model/model.safetensors"), scene.bytes("model/model.safetensors"));
+}
+
+#[test]
+fn a_file_where_a_directory_of_the_run_must_be() {
+    let scene = Scene::new();
+    scene.dpo();
+    fs::create_dir(scene.path("run")).unwrap();
+    for name in ["checkpoints", "model"] {
+        let path = format!("run/{name}");
+        scene.write(&path, "");
+        let call = scene.aligner(&["train", "run.toml"]);
+        call.fails(2, &["run.toml:15:7: `run.dir`", &format!("{path}: expected a directory")]);
+        fs::remove_file(scene.path(&path)).unwrap();
+    }
+}
+
+#[test]
+fn a_step_of_more_rows_than_there_are_and_a_warmup_without_end() {
+    let scene = Scene::new();
+    scene.dpo();
+    let with = |command: &str, setting: &str| scene.aligner(&[command, "run.toml", "--set", setting]);
+    for command in ["plan", "train"] {
+        let place = "--set run.batch_size=25: `run.batch_size`";
+        with(command, "run.batch_size=25").fails(2, &[place, "25 rows a step, but only 24 rows to train on"]);
+        let place = "--set learner.warmup_steps=12: `learner.warmup_steps`";
+        with(command, "learner.warmup_steps=12").fails(2, &[place, "12 steps of warmup in a run of 12"]);
+    }
+    assert!(!scene.path("run").exists());
+    let rounded = with("plan", "learner.warmup_ratio=1.0");
+    rounded.succeeds();
+    assert!(rounded.stderr.contains("12 steps of warmup in a run of 12"), "{}", rounded.stderr);
 }

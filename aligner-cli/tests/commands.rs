@@ -44,6 +44,14 @@ fn greedy_answers_are_the_same_from_arguments_and_from_lines() {
 }
 
 #[test]
+fn prompts_that_cannot_be_answered_are_named() {
+    let scene = Scene::new();
+    let call = scene.aligner_fed(b"one\n\xff\n", &["generate", "model", "--max-tokens", "2"]);
+    call.fails(2, &["standard input:2: not UTF-8"]);
+    scene.aligner(&["generate", "model", "", "--raw"]).fails(2, &["the prompt is empty"]);
+}
+
+#[test]
 fn sampled_answers_follow_the_seed() {
     let scene = Scene::new();
     let sample = |seed: &str| {

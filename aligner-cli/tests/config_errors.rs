@@ -105,6 +105,37 @@ fn values_that_cannot_work_are_found_before_anything_is_loaded() {
 }
 
 #[test]
+fn numbers_that_no_setting_may_have_are_named_with_their_place() {
+    let scene = Scene::new();
+    scene.dpo();
+    for (setting, expected) in [
+        ("preflight.max_kl=nan", "expected a finite number"),
+        ("preflight.max_packing_error=inf", "expected a finite number"),
+        ("preflight.max_loss_error=-1", "not negative"),
+        ("preflight.max_kl_elsewhere=-0.5", "not negative"),
+        ("learner.learning_rate=1e300", "expected a finite number"),
+        ("learner.warmup_ratio=-nan", "expected a finite number"),
+        ("learner.betas=[0.9, 0.99, 0.5]", "expected 2 items, got 3"),
+        ("learner.betas=[0.9]", "expected 2 items, got 1"),
+        ("learner.betas=[0.9, nan]", "expected a finite number"),
+        ("learner.schedule_options.power=-1", "`learner.schedule_options.power`: must be finite"),
+        ("learner.schedule_options.min_lr_rate=2", "at most 1"),
+        ("algorithm.dpo.beta=inf", "expected a finite number"),
+        ("run.epochs=nan", "expected a finite number"),
+        ("run.seed=99999999999999999999", "expected a whole number up to 9223372036854775807"),
+        ("run.seed=-1", "expected a whole number, 0 or more"),
+        ("run.dir=", "got an empty text"),
+    ] {
+        let place = format!("--set {setting}: ");
+        scene.aligner(&["plan", "run.toml", "--set", setting]).fails(2, &["1 problem\n", &place, expected]);
+    }
+    let text = scene.read("run.toml") + "\n[preflight]\nmax_kl = nan\n";
+    scene.write("run.toml", &text);
+    let place = format!("run.toml:{}:10: `preflight.max_kl`", text.lines().count());
+    scene.aligner(&["train", "run.toml"]).fails(2, &[&place]);
+}
+
+#[test]
 fn a_run_file_that_is_not_text_or_not_there_is_named() {
     let scene = Scene::new();
     scene.write("run.toml", b"[model]\npath = \"\xff\"\n");

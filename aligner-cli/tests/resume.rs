@@ -156,20 +156,133 @@ fn a_partial_checkpoint_and_a_torn_log_are_ignored() {
     assert_same_weights(&scene, "planted");
 }
 
+/// Whether this process was started with SIGHUP ignored, as under `nohup`: its children are, too.
+fn hangups_are_ignored() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.is_none_or(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
+}
+
 #[test]
 fn an_interrupt_saves_and_says_how_to_go_on() {
     let scene = Scene::new();
     scene.dpo();
     // A planned checkpoint is measured, so the undisturbed run must have as many.
     scene.aligner(&train("run.dir=whole", &["--set", "run.save_every=0"])).succeeds();
-    let mut child = scene.start(&train("run.dir=stopped", &["--set", "run.save_every=0"]));
-    let log = scene.path("stopped/metrics.jsonl");
-    wait(&mut child, || steps(&log) >= 5);
-    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.expect("kill").success());
-    assert_eq!(child.wait().expect("a child").code(), Some(130));
-    let saved: Vec<_> = fs::read_dir(scene.path("stopped/checkpoints")).unwrap().flatten().collect();
-    assert_eq!(saved.len(), 1);
-    scene.aligner(&train("run.dir=stopped", &["--set", "run.save_every=0", "--resume"])).succeeds();
-    assert_same_weights(&scene, "stopped");
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        if signal == "-HUP" && hangups_are_ignored() {
+            let _ = writeln!(std::io::stderr(), "skipped: SIGHUP is ignored here");
+            continue;
+        }
+        let stopped = format!("stopped{signal}");
+        let dir = format!("run.dir={stopped}");
+        let mut child = scene.start(&train(&dir, &["--set", "run.save_every=0"]));
+        let log = scene.path(&format!("{stopped}/metrics.jsonl"));
+        wait(&mut child, || steps(&log) >= 5);
+        let killed = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(killed.expect("kill").success());
+        assert_eq!(child.wait().expect("a child").code(), Some(130), "{signal}");
+        let saved = fs::read_dir(scene.path(&format!("{stopped}/checkpoints"))).unwrap();
+        assert_eq!(saved.flatten().count(), 1, "{signal}");
+        scene.aligner(&train(&dir, &["--set", "run.save_every=0", "--resume"])).succeeds();
+        assert_same_weights(&scene, &stopped);
+    }
+}
+
+/// Puts a finished run back to where it was after step 4.
+fn rewind(scene: &Scene, run: &str) {
+    fs::remove_dir_all(scene.path(&format!("{run}/model"))).unwrap();
+    for entry in fs::read_dir(scene.path(&format!("{run}/checkpoints"))).unwrap().flatten() {
+        if entry.file_name() != "step-000004" {
+            fs::remove_dir_all(entry.path()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_date_of_its_beginning() {
+    let scene = Scene::new();
+    scene.dpo();
+    let dated = "{{ strftime_now('%A %d %B %Y') }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}\
+                 {% if add_generation_prompt %}[assistant]{% endif %}";
+    scene.write("model/chat_template.jinja", dated);
+    let keep = ["--set", "run.keep_last=9"];
+    let on = |day: &str, run: &str, more: &[&str]| {
+        scene
+            .aligner_with(&[("SOURCE_DATE_EPOCH", day)], &train(run, &[&keep[..], more].concat()))
+            .succeeds();
+    };
+    on("0", "run.dir=whole", &[]);
+    on("0", "run.dir=dated", &[]);
+    rewind(&scene, "dated");
+    on("1700000000", "run.dir=dated", &["--resume"]);
+    assert_same_weights(&scene, "dated");
+    on("1700000000", "run.dir=later", &[]);
+    let weights = |run: &str| scene.bytes(&format!("{run}/model/model.safetensors"));
+    assert!(weights("later") != weights("whole"), "the date is part of the prompts");
+}
+
+#[test]
+fn a_run_whose_files_have_changed_is_not_resumed() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&["train", "run.toml", "--set", "run.save_every=4", "--set", "run.keep_last=9"]).succeeds();
+    rewind(&scene, "run");
+    let resume = ["train", "run.toml", "--resume", "--set", "run.save_every=4"];
+    // The number of rows and the next one are the same.
+    let rows = scene.read("pairs.jsonl");
+    scene.write("pairs.jsonl", rows.replacen("never", "often", 1));
+    scene.aligner(&resume).fails(2, &["pairs.jsonl has other content of the same length", "`--overwrite`"]);
+    scene.write("pairs.jsonl", &rows);
+    for (name, change) in [
+        ("model/model.safetensors", "model/model.safetensors has other content of the same length"),
+        ("model/tokenizer.json", "model/tokenizer.json had"),
+    ] {
+        let good = scene.bytes(name);
+        let mut bad = good.clone();
+        match name {
+            "model/tokenizer.json" => bad.push(b'\n'),
+            _ => *bad.last_mut().unwrap() ^= 1,
+        }
+        scene.write(name, &bad);
+        scene.aligner(&resume).fails(2, &["no longer those that it was begun with", change]);
+        scene.write(name, &good);
+    }
+    scene.write("model/chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    scene.aligner(&resume).fails(2, &["model/chat_template.jinja was not there then"]);
+    fs::remove_file(scene.path("model/chat_template.jinja")).unwrap();
+    scene.aligner(&resume).succeeds();
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_comes_with_the_way_out() {
+    let scene = Scene::new();
+    scene.dpo();
+    let settings = ["--set", "run.save_every=4", "--set", "run.keep_last=9"];
+    scene.aligner(&[&["train", "run.toml"][..], &settings].concat()).succeeds();
+    let resume = [&["train", "run.toml", "--resume"][..], &settings].concat();
+    let weights = scene.bytes("run/model/model.safetensors");
+    let newest = "run/checkpoints/step-000012";
+    for file in ["model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"] {
+        let path = format!("{newest}/{file}");
+        let good = scene.bytes(&path);
+        scene.write(&path, &good[..good.len() / 2]);
+        let advice = format!("that of step 8 is whole: move {newest} away");
+        scene.aligner(&resume).fails(1, &[file, &advice]);
+        scene.write(&path, &good);
+    }
+    scene.write(&format!("{newest}/model.safetensors"), "");
+    fs::rename(scene.path(newest), scene.path("run/damaged")).unwrap();
+    scene.aligner(&resume).succeeds();
+    assert!(weights == scene.bytes("run/model/model.safetensors"));
+}
+
+#[test]
+fn the_number_type_of_the_final_model_may_change() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    let long = scene.bytes("run/model/model.safetensors").len();
+    scene.aligner(&["train", "run.toml", "--resume", "--set", "run.save_dtype=bf16"]).succeeds();
+    assert!(scene.bytes("run/model/model.safetensors").len() < long * 6 / 10);
 }

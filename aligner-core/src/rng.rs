@@ -12,6 +12,20 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// `SplitMix64`'s increment: 2^64 over the golden ratio.
+const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The `counter`-th number of the sequence that `SplitMix64` draws from `seed`, as published.
+pub fn split_mix(seed: u64, counter: u64) -> u64 {
+    mix(seed.wrapping_add(counter.wrapping_add(1).wrapping_mul(GAMMA)))
+}
+
+/// 64 uniform bits as a number in 0..limit (Lemire 2019, without the rejection: the bias is below
+/// limit / 2^64); 0 where the limit is 0.
+pub fn scaled(bits: u64, limit: u64) -> u64 {
+    ((u128::from(bits) * u128::from(limit)) >> 64) as u64
+}
+
 /// A word of a key from text, such as a row's id: its FNV-1a hash (Fowler, Noll and Vo 1991).
 pub fn key_of(text: &str) -> u64 {
     text.bytes()
@@ -21,9 +35,7 @@ pub fn key_of(text: &str) -> u64 {
 impl Rng {
     /// The stream for the words of `key`, such as (seed, step, prompt, sample).
     pub fn new(key: &[u64]) -> Self {
-        Self(key.iter().fold(0x9E37_79B9_7F4A_7C15, |state, &word| {
-            mix(state ^ mix(word.wrapping_add(0x9E37_79B9_7F4A_7C15)))
-        }))
+        Self(key.iter().fold(GAMMA, |state, &word| mix(state ^ mix(word.wrapping_add(GAMMA)))))
     }
 
     /// The `counter`-th draw, uniform over all of u64.
@@ -38,7 +50,7 @@ impl Rng {
 
     /// The `counter`-th draw, uniform in 0..limit; 0 where the limit is 0.
     pub fn below(self, counter: u64, limit: u64) -> u64 {
-        ((u128::from(self.bits(counter)) * u128::from(limit)) >> 64) as u64
+        scaled(self.bits(counter), limit)
     }
 
     /// The `counter`-th draw of a standard normal (Box and Muller 1958).
@@ -58,6 +70,14 @@ mod tests {
         assert_eq!(rng.bits(7), Rng::new(&[1, 2]).bits(7));
         assert_ne!(rng.bits(7), rng.bits(8));
         assert_ne!(rng.bits(7), Rng::new(&[2, 1]).bits(7));
+    }
+
+    #[test]
+    fn the_sequence_of_split_mix_is_the_published_one() {
+        assert_eq!(
+            [0, 1].map(|counter| split_mix(0, counter)),
+            [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]
+        );
     }
 
     #[test]

@@ -149,9 +149,18 @@ impl Dataset {
     /// # Errors
     /// As [`Self::group`]; and if no row is left.
     pub fn retain_usable(&mut self) -> Result<Vec<usize>> {
+        self.retain_usable_watched(&mut |_| {})
+    }
+
+    /// As [`Self::retain_usable`]; `watch` is told before each row how many are behind.
+    ///
+    /// # Errors
+    /// As [`Self::retain_usable`].
+    pub fn retain_usable_watched(&mut self, watch: &mut dyn FnMut(usize)) -> Result<Vec<usize>> {
         let mut lengths = Vec::with_capacity(self.rows.len());
         let mut kept = Vec::with_capacity(self.rows.len());
-        for &row in &self.rows {
+        for (done, &row) in self.rows.iter().enumerate() {
+            watch(done);
             if let Some(group) = self.shared.group(row)? {
                 kept.push(row);
                 lengths.push(group.packed_tokens());

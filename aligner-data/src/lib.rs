@@ -27,5 +27,5 @@ pub use loader::{Loader, LoaderState};
 pub use message::Message;
 pub use read::Rows;
 pub use schema::{Format, Kind};
-pub use template::{ChatTemplate, Encoded, RenderOptions, Target};
+pub use template::{ChatTemplate, Encoded, RenderOptions, Target, now_secs};
 pub use tokenizer::Tokenizer;

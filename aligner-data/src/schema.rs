@@ -127,9 +127,9 @@ impl Format {
         }
     }
 
-    /// The keys that the schemas read: what else a row has is its metadata.
-    pub(crate) fn metadata(row: &Map<String, Value>) -> Map<String, Value> {
-        const READ: [&str; 19] = [
+    /// Whether some schema reads the key: what else a row has is its metadata.
+    pub(crate) fn reads(key: &str) -> bool {
+        const READ: [&str; 22] = [
             "messages",
             "conversations",
             "system",
@@ -148,9 +148,18 @@ impl Format {
             "margin",
             "label",
             "kto_tag",
+            // Refused, unless they are empty.
             "images",
+            "image",
+            "videos",
+            "audios",
         ];
-        let rest = row.iter().filter(|(key, value)| !READ.contains(&key.as_str()) && !value.is_null());
+        READ.contains(&key)
+    }
+
+    /// The keys of a row that no schema reads.
+    pub(crate) fn metadata(row: &Map<String, Value>) -> Map<String, Value> {
+        let rest = row.iter().filter(|(key, value)| !Self::reads(key) && !value.is_null());
         rest.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 }

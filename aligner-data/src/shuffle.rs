@@ -1,36 +1,19 @@
 //! Seeded permutations, the same on every machine and in every version.
 
-/// A stream of numbers that looks random, from a seed (`SplitMix64`, Steele et al. 2014).
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound` (Lemire 2019, without the rejection: the bias is below 2^-32 here).
-    fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
-    }
-}
+use aligner_core::rng::{scaled, split_mix};
 
 /// The numbers below `len` in an order that the seed decides (Fisher–Yates).
 pub(crate) fn permutation(len: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
-    let mut random = SplitMix(seed);
-    for at in (1..len).rev() {
-        order.swap(at, random.below(at + 1));
+    for (draw, at) in (1..len).rev().enumerate() {
+        order.swap(at, scaled(split_mix(seed, draw as u64), at as u64 + 1) as usize);
     }
     order
 }
 
 /// A seed for each epoch that is unlike those of other epochs and other seeds.
 pub(crate) fn epoch_seed(seed: u64, epoch: u64) -> u64 {
-    SplitMix(SplitMix(seed).next() ^ epoch).next()
+    split_mix(split_mix(seed, 0) ^ epoch, 0)
 }
 
 #[cfg(test)]

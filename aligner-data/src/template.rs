@@ -1,5 +1,6 @@
 //! Chat templates: a conversation as text, and as tokens with a mask of what the model says.
 
+mod bounds;
 mod environment;
 mod generation;
 pub(crate) mod mask;
@@ -13,6 +14,8 @@ use minijinja::Environment;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use self::bounds::{Bounded, too_long};
+pub use self::environment::now_secs;
 use self::generation::Markers;
 use crate::{Message, Tokenizer};
 
@@ -61,6 +64,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     has_marks: bool,
     variables: Map<String, Value>,
+    /// What `strftime_now` takes for now, in seconds since 1970; none is the moment of each rendering.
+    now_secs: Option<i64>,
 }
 
 impl ChatTemplate {
@@ -80,8 +85,23 @@ impl ChatTemplate {
         let source = source.into();
         let (rewritten, has_marks) = generation::rewrite(&source);
         let environment =
-            environment::compile(rewritten.clone(), Markers::USUAL).map_err(|error| failed(&error))?;
-        Ok(Self { source, rewritten, environment, has_marks, variables: Map::new() })
+            environment::compile(rewritten.clone(), Markers::USUAL, None).map_err(|error| failed(&error))?;
+        Ok(Self { source, rewritten, environment, has_marks, variables: Map::new(), now_secs: None })
+    }
+
+    /// The same template, for which it is always `now_secs` (seconds since 1970, UTC): it renders the
+    /// same on any day.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn at(mut self, now_secs: i64) -> Result<Self> {
+        self.now_secs = Some(now_secs);
+        self.environment = self.compiled(Markers::USUAL)?;
+        Ok(self)
+    }
+
+    fn compiled(&self, markers: Markers) -> Result<Environment<'static>> {
+        environment::compile(self.rewritten.clone(), markers, self.now_secs).map_err(|error| failed(&error))
     }
 
     /// The same template with `variables` (`bos_token` and so on) in sight.
@@ -104,7 +124,8 @@ impl ChatTemplate {
     /// The conversation as text.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the template refuses the conversation or fails.
+    /// [`Error::Invalid`] where the template refuses the conversation or fails, or writes more than
+    /// 16 MiB.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with(messages, &RenderOptions { add_generation_prompt, ..RenderOptions::default() })
     }
@@ -167,11 +188,18 @@ impl ChatTemplate {
         let environment = if markers == Markers::USUAL {
             &self.environment
         } else {
-            other = environment::compile(self.rewritten.clone(), markers).map_err(|error| failed(&error))?;
+            other = self.compiled(markers)?;
             &other
         };
         let template = environment.get_template(environment::NAME).map_err(|error| failed(&error))?;
-        let rendered = template.render(&context).map_err(|error| failed(&error))?;
+        let mut written = Bounded::default();
+        if let Err(error) = template.render_captured_to(&context, &mut written) {
+            let full =
+                || Error::Invalid(format!("chat template: {} writes {}", environment::NAME, too_long()));
+            return Err(if written.is_full() { full() } else { failed(&error) });
+        }
+        let rendered = String::from_utf8(written.into_bytes())
+            .map_err(|error| Error::Invalid(format!("chat template: {error}")))?;
         if !self.has_marks {
             return Ok((rendered, Vec::new()));
         }

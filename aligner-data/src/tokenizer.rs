@@ -80,6 +80,15 @@ impl Tokenizer {
         Ok(self)
     }
 
+    /// The same tokenizer, for whose chat template it is always `now_secs` (seconds since 1970, UTC).
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::at`].
+    pub fn at(mut self, now_secs: i64) -> Result<Self> {
+        self.template = self.template.map(|template| template.at(now_secs)).transpose()?;
+        Ok(self)
+    }
+
     /// Token ids of `text`, `[tokens]`. Names of special tokens in it become those tokens; no other
     /// special token is added.
     ///

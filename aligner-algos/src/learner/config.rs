@@ -71,11 +71,21 @@ impl LearnerConfig {
     /// The learning rate of each of `total_steps` steps.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a rate or an option that is negative or not finite.
+    /// [`Error::Setting`] for a rate or an option that is negative or not finite; the key of an option is
+    /// `schedule_options.NAME`.
     pub fn rate(&self, total_steps: u64) -> Result<LearningRate> {
-        let by_ratio = (self.warmup_ratio * total_steps as f64).ceil() as u64;
-        let warmup = if self.warmup_steps > 0 { self.warmup_steps } else { by_ratio };
+        let warmup = self.warmup(total_steps);
         LearningRate::new(self.schedule, self.schedule_options, self.learning_rate, warmup, total_steps)
+            .map_err(|error| match error {
+                Error::Setting { key, message } if key != "learning_rate" => option(&key, message),
+                other => other,
+            })
+    }
+
+    /// Steps of a run of `total_steps` that warm up.
+    pub fn warmup(&self, total_steps: u64) -> u64 {
+        let by_ratio = (self.warmup_ratio * total_steps as f64).ceil() as u64;
+        if self.warmup_steps > 0 { self.warmup_steps } else { by_ratio }
     }
 
     /// Everything that is wrong with the settings.
@@ -92,10 +102,24 @@ impl LearnerConfig {
             let message = format!("must be finite and not negative, got {}", self.max_grad_norm);
             errors.push(Error::setting("max_grad_norm", message));
         }
+        let ScheduleOptions { min_lr_rate, min_lr_ratio, .. } = self.schedule_options;
+        for (key, share) in [("min_lr_rate", min_lr_rate), ("min_lr_ratio", min_lr_ratio)] {
+            if let Some(share) = share.filter(|share| *share > 1.0) {
+                errors.push(option(
+                    key,
+                    format!("must be a share of the learning rate, at most 1, got {share}"),
+                ));
+            }
+        }
         errors.extend(self.rate(1).err());
         errors.extend(aligner_core::optim::AdamW::new(self.adamw()).err());
         errors
     }
+}
+
+/// An error of an option of the schedule.
+fn option(key: &str, message: String) -> Error {
+    Error::setting(format!("schedule_options.{key}"), message)
 }
 
 #[cfg(test)]
@@ -122,6 +146,18 @@ mod tests {
         for key in ["micro_batch_tokens", "learning_rate", "betas[1]", "max_grad_norm", "warmup_ratio"] {
             assert!(messages.iter().any(|message| message.starts_with(key)), "{key}: {messages:?}");
         }
+    }
+
+    #[test]
+    fn an_option_of_the_schedule_is_named_in_full() {
+        let errors = |schedule_options| {
+            let config = LearnerConfig { schedule_options, ..LearnerConfig::default() };
+            config.errors().iter().map(ToString::to_string).collect::<String>()
+        };
+        let power = errors(ScheduleOptions { power: Some(-1.0), ..ScheduleOptions::default() });
+        assert!(power.starts_with("schedule_options.power: "), "{power}");
+        let share = errors(ScheduleOptions { min_lr_rate: Some(1.5), ..ScheduleOptions::default() });
+        assert!(share.starts_with("schedule_options.min_lr_rate: ") && share.contains("1.5"), "{share}");
     }
 
     #[test]

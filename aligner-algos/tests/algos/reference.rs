@@ -76,6 +76,20 @@ fn only_absent_groups_are_computed() {
 }
 
 #[test]
+fn a_long_filling_can_be_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    // So few tokens a pass that each pair has its own.
+    let mut reference = Reference::cached(counting(1).0, 1, &dir.path().join("reference.cache")).unwrap();
+    let filled = |reference: &mut Reference, from: u32, to: u32| {
+        let mut told = Vec::new();
+        reference.fill_watched(&mut pairs(from, to), &mut |filled| told.push(filled)).unwrap();
+        told
+    };
+    assert_eq!(filled(&mut reference, 0, 3), [1, 2, 3]);
+    assert_eq!(filled(&mut reference, 1, 5), [3, 4], "what the cache has is filled at once");
+}
+
+#[test]
 fn other_weights_and_other_masks_are_other_entries() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("reference.cache");

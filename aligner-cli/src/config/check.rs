@@ -14,6 +14,7 @@ pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut P
     model(config, &mut found);
     data(config, &mut found);
     learner(config, &mut found);
+    add_errors(&mut found, "preflight", config.preflight.errors());
     run(config, &mut found);
     // What stands in for a bad value has faults that nobody wrote.
     for (key, message) in found.into_iter().filter(|(key, _)| !reading.unsound.holds(key)) {
@@ -122,7 +123,18 @@ fn run(config: &RunConfig, found: &mut Found) {
     if run.batch_size == 0 {
         add(found, "run.batch_size", "expected at least 1 group a step, got 0");
     }
-    if run.dir.is_file() {
-        add(found, "run.dir", format!("{}: expected a directory, but this is a file", run.dir.display()));
+    if let Some(message) = not_a_run_directory(&run.dir) {
+        add(found, "run.dir", message);
     }
+}
+
+/// Why nothing can be written under `dir`; none where it may be.
+fn not_a_run_directory(dir: &Path) -> Option<String> {
+    if dir.as_os_str().is_empty() {
+        return Some("expected the name of a directory, got an empty text".into());
+    }
+    // A file among them would be noticed at the first save only.
+    let directories = [dir.to_path_buf(), dir.join("checkpoints"), dir.join("model")];
+    let file = directories.into_iter().find(|path| path.symlink_metadata().is_ok() && !path.is_dir())?;
+    Some(format!("{}: expected a directory, but this is a file; move it away", file.display()))
 }

@@ -68,6 +68,13 @@ impl de::Error for Failure {
         Self::new(format!("expected {}, got {got}", in_words(&expected.to_string())))
     }
 
+    fn invalid_length(len: usize, expected: &dyn de::Expected) -> Self {
+        let expected = expected.to_string();
+        let expected =
+            expected.strip_prefix("a tuple of size ").map_or(expected.clone(), |n| format!("{n} items"));
+        Self::new(format!("expected {expected}, got {len}"))
+    }
+
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         Self::new(unknown("value", variant, "", expected))
     }

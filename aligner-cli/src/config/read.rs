@@ -107,6 +107,19 @@ impl<'t> Reader<'t, '_> {
         self.unknown.borrow_mut().push(Problem { origin: Some(entry.origin.clone()), message });
     }
 
+    /// All items of an array; more than the setting takes is a mistake.
+    fn sequence<V: Visitor<'t>>(&self, items: &'t [Node], visitor: V) -> Result<V::Value, Failure> {
+        let mut access = Items { reader: self, rest: items.iter() };
+        let value = visitor.visit_seq(&mut access)?;
+        match access.rest.len() {
+            0 => Ok(value),
+            left => {
+                let taken = items.len() - left;
+                Err(Failure::new(format!("expected {taken} items, got {}", items.len())))
+            }
+        }
+    }
+
     fn map<'f, V: Visitor<'t>>(self, fields: Option<&'f [&'f str]>, visitor: V) -> Result<V::Value, Failure> {
         let mut entries = Vec::new();
         for entry in self.node.entries() {
@@ -139,9 +152,12 @@ impl<'de> de::Deserializer<'de> for Reader<'de, '_> {
         let result = match &self.node.value {
             Value::Boolean(flag) => visitor.visit_bool(*flag),
             Value::Integer(number) => visitor.visit_i64(*number),
-            Value::Float(number) => visitor.visit_f64(*number),
+            Value::Float(number) => finite(*number).and_then(|number| visitor.visit_f64(number)),
+            Value::TooLarge(number) => {
+                Err(Failure::new(format!("expected a whole number up to {}, got {number}", i64::MAX)))
+            }
             Value::String(text) => visitor.visit_borrowed_str(text),
-            Value::Array(items) => visitor.visit_seq(Items { reader: &self, rest: items.iter().enumerate() }),
+            Value::Array(items) => self.sequence(items, visitor),
             Value::Table(_) | Value::Absent => return self.map(None, visitor),
         };
         self.placed(result)
@@ -216,6 +232,15 @@ impl<'de> de::Deserializer<'de> for Reader<'de, '_> {
     }
 }
 
+/// A number that a setting may have: none means NaN or an infinity, and what 32 bits do not hold would
+/// become one in the tensors.
+fn finite(number: f64) -> Result<f64, Failure> {
+    if number.is_finite() && number.abs() <= f64::from(f32::MAX) {
+        return Ok(number);
+    }
+    Err(Failure::new(format!("expected a finite number of at most {:e}, got {number}", f32::MAX)))
+}
+
 fn variant(name: &str) -> StrDeserializer<'_, Failure> {
     name.into_deserializer()
 }
@@ -249,14 +274,14 @@ impl<'t> de::MapAccess<'t> for Entries<'_, 't> {
 
 struct Items<'r, 't> {
     reader: &'r Reader<'t, 'r>,
-    rest: std::iter::Enumerate<std::slice::Iter<'t, Node>>,
+    rest: std::slice::Iter<'t, Node>,
 }
 
 impl<'t> de::SeqAccess<'t> for Items<'_, 't> {
     type Error = Failure;
 
     fn next_element_seed<S: DeserializeSeed<'t>>(&mut self, seed: S) -> Result<Option<S::Value>, Failure> {
-        let Some((_, node)) = self.rest.next() else { return Ok(None) };
+        let Some(node) = self.rest.next() else { return Ok(None) };
         // An item has its array's path, for the array is what is taken out; the span is its own.
         let item = Reader { node, path: self.reader.path.clone(), unknown: self.reader.unknown };
         seed.deserialize(item).map(Some)

@@ -31,6 +31,8 @@ pub(crate) enum Value {
     String(String),
     Array(Vec<Node>),
     Table(Vec<Entry>),
+    /// A whole number past 64 bits, which TOML's own integers do not reach.
+    TooLarge(String),
     /// Stands in for a required value that is missing, so that reading can go on.
     Absent,
 }
@@ -48,7 +50,7 @@ impl Value {
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Boolean(_) => "a boolean",
-            Self::Integer(_) => "an integer",
+            Self::Integer(_) | Self::TooLarge(_) => "an integer",
             Self::Float(_) => "a number",
             Self::String(_) => "a string",
             Self::Array(_) => "an array",
@@ -70,13 +72,10 @@ impl Node {
         let span = value.span();
         let value = match value.into_inner() {
             DeValue::String(text) => Value::String(text.into_owned()),
-            DeValue::Integer(number) => {
-                // A number past 64 bits stays text, so that the key's own type error names it.
-                match i64::from_str_radix(number.as_str(), number.radix()) {
-                    Ok(number) => Value::Integer(number),
-                    Err(_) => Value::String(number.to_string()),
-                }
-            }
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => Value::Integer(number),
+                Err(_) => Value::TooLarge(number.to_string()),
+            },
             DeValue::Float(number) => match number.as_str().parse() {
                 Ok(number) => Value::Float(number),
                 Err(_) => Value::String(number.to_string()),

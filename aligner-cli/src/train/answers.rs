@@ -5,6 +5,7 @@ use aligner_core::{Engine as _, Prompt, Sample, Sampling};
 use aligner_data::{Message, Tokenizer};
 
 use super::session::Session;
+use crate::progress::Count;
 use crate::rundir::{self, Answer};
 use crate::wire;
 
@@ -24,7 +25,9 @@ impl Session {
         let device = wire::device(&self.run.config.model.device)?;
         let model = CausalLm::new(self.model_config.clone(), params, &device)?;
         let mut engine = wire::engine(model, &self.model.tokenizer)?;
+        let answering = Count::start("answering the sample prompts", 0);
         let samples = engine.generate(&self.prompts, &sampling)?;
+        drop(answering);
         let (step, tokenizer) = (self.learner.steps(), &self.model.tokenizer);
         let frame = Frame::of(tokenizer);
         let answer = |(prompt, sample): (&Prompt, &Sample)| {

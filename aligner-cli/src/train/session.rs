@@ -8,12 +8,14 @@ use aligner_algos::{Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
 use aligner_core::{Device, Error, Group, Needs, Prompt};
-use aligner_data::{Loader, LoaderState};
+use aligner_data::{Loader, LoaderState, now_secs};
 
-use super::{Ending, Outcome, summary};
+use super::{Ending, Outcome, length, newest, summary};
 use crate::interrupt::Interrupt;
-use crate::progress::say;
-use crate::rundir::{self, EventWriter, Existing, MetricsLog, Record, RunDir, TrainState};
+use crate::progress::{Count, say};
+use crate::rundir::{
+    self, EventWriter, Existing, Identity, Manifest, MetricsLog, Record, RunDir, TrainState,
+};
 use crate::wire::{self, Data, LoadedModel};
 use crate::{Report, Run, evaluate};
 
@@ -42,10 +44,14 @@ impl Session {
     /// Opens all that the run names. Mistakes in the run file and in the data come first, then the
     /// run's directory, then the model's weights; what an earlier run left there goes after all of them.
     pub(super) fn open(run: Run, existing: Existing) -> anyhow::Result<Self> {
-        let model = LoadedModel::of_run(&run)?;
+        // A resumed run renders its templates as on the day on which it began.
+        let begun_secs = rundir::begun_secs(&run.config.run.dir, existing)?.unwrap_or_else(now_secs);
+        let model = LoadedModel::of_run_begun(&run, begun_secs)?;
         let data = Data::open(&run, &model)?;
-        let total = total_steps(&run, data.train_rows());
-        let dir = RunDir::open(&run.config.run.dir, &run.resolved, existing)?;
+        let total = length::total_steps(&run, data.train_rows())?;
+        let manifest = Manifest::new(begun_secs, wire::fingerprints(&run.config)?);
+        let identity = Identity { resolved: run.resolved.clone(), manifest };
+        let dir = RunDir::open(&run.config.run.dir, &identity, existing)?;
         for (key, path) in run.config.inputs() {
             if dir.writes_over(path) {
                 let message = "lies where this run writes its own files; copy it elsewhere first";
@@ -55,26 +61,33 @@ impl Session {
         rundir::remove_partial(dir.path())?;
         rundir::remove_partial(&dir.path().join("checkpoints"))?;
         let checkpoints = dir.checkpoints();
-        let state: Option<TrainState<LoaderState>> =
-            dir.newest_step().map(|step| checkpoints.state(step)).transpose()?;
+        let state: Option<TrainState<LoaderState>> = dir
+            .newest_step()
+            .map(|step| checkpoints.state(step))
+            .transpose()
+            .map_err(|error| newest::blamed(&dir, error))?;
         let from = state.as_ref().map(|state| checkpoints.path(state.step));
 
         let device = wire::device(&run.config.model.device)?;
-        let policy = policy(&run, &model, from.as_ref(), &device)?;
+        let loading = Count::start("reading the weights", 0);
+        let policy =
+            policy(&run, &model, from.as_ref(), &device).map_err(|error| newest::blamed(&dir, error))?;
         let model_config = policy.config().clone();
         let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;
-        dir.begin(&run.resolved)?;
+        drop(loading);
+        dir.begin(&identity)?;
         let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
         let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, wire::alone())?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
-            learner.load_state(&rundir::Checkpoints::learner(from))?;
+            let loaded = learner.load_state(&rundir::Checkpoints::learner(from));
+            loaded.map_err(|error| newest::blamed(&dir, error))?;
             loader.restore(&state.loader)?;
             say(&format!("resuming from {}", from.display()));
         }
         let mut held_out = data.held_out_groups()?;
         if let Some(reference) = &mut reference {
-            reference.fill(&mut held_out)?;
+            wire::fill(reference, &mut held_out)?;
         }
         say(&data.account());
         let scores = run.algorithm.needs().contains(Needs::SCORES);
@@ -131,7 +144,7 @@ impl Session {
         let mut loader = Loader::new(self.loader.dataset().clone(), config.run.seed, config.data.shuffle)?;
         let mut groups = loader.next(config.run.batch_size)?;
         if let Some(reference) = &mut self.reference {
-            reference.fill(&mut groups)?;
+            wire::fill(reference, &mut groups)?;
         }
         let from_reference = config.reference.path.is_none();
         let input = PreflightInput {
@@ -139,7 +152,9 @@ impl Session {
             expected_loss: self.run.loss_at_reference.filter(|_| from_reference),
             bos: self.model.tokenizer.bos(),
         };
+        let checking = Count::start("checking before step 1", 0);
         let report = preflight(self.learner.policy(), self.run.algorithm.as_ref(), input, &config.preflight)?;
+        drop(checking);
         say(&format!("preflight in {:.1}s: {report}", started.elapsed().as_secs_f64()));
         Ok(())
     }
@@ -287,12 +302,4 @@ fn reference(run: &Run, frozen: CausalLm, dir: &RunDir) -> anyhow::Result<Refere
     }
     let file = wire::reference_cache(run, dir.reference_cache());
     Ok(Reference::cached(Box::new(frozen), budget, &file)?)
-}
-
-/// Optimizer steps of the whole run.
-pub(crate) fn total_steps(run: &Run, rows: usize) -> u64 {
-    let section = &run.config.run;
-    let by_epochs =
-        || (section.epochs.unwrap_or(1.0) * rows as f64 / section.batch_size as f64).ceil() as u64;
-    section.steps.map_or_else(by_epochs, |steps| steps as u64)
 }

@@ -5,6 +5,7 @@ use aligner_data::{Dataset, DatasetConfig, Kind, Stats};
 
 use super::LoadedModel;
 use crate::Run;
+use crate::progress::Count;
 
 /// The opened data of a run.
 pub(crate) struct Data {
@@ -109,7 +110,9 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
 /// Tokenises every row once: what cannot be used is left out or refused before a step is made, and
 /// epochs and held-out rows count what is there.
 fn usable(mut rows: Dataset) -> anyhow::Result<Dataset> {
-    rows.retain_usable()?;
+    let mut progress = Count::start("rows read", rows.len());
+    rows.retain_usable_watched(&mut |done| progress.done(done))?;
+    drop(progress);
     Ok(rows)
 }
 

@@ -130,7 +130,7 @@ impl Scene {
     }
 
     /// Runs the program with `input` on standard input.
-    pub(crate) fn aligner_fed(&self, input: &str, arguments: &[&str]) -> Call {
+    pub(crate) fn aligner_fed(&self, input: impl AsRef<[u8]>, arguments: &[&str]) -> Call {
         self.write("input.txt", input);
         let input = fs::File::open(self.path("input.txt")).expect("just written");
         Call::of(self.command(arguments).stdin(input).output().expect("the program starts"))

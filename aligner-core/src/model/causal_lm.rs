@@ -209,8 +209,14 @@ impl CausalLm {
         Self { params: self.params.tracked(), ..self.clone() }
     }
 
-    /// The heads on final hidden states `[tokens, hidden]`.
-    pub(super) fn heads(&self, hidden: Tensor<2>, batch: &Batch, needs: Needs) -> Result<Forward> {
+    /// The heads on the final hidden states `[rows, hidden]` that `rows` refers to.
+    pub(super) fn heads(
+        &self,
+        hidden: Tensor<2>,
+        rows: &HeadRows,
+        batch: &Batch,
+        needs: Needs,
+    ) -> Result<Forward> {
         let mut out = Forward::default();
         match self.head {
             Head::Language(id) => {
@@ -220,7 +226,7 @@ impl CausalLm {
                     }
                 }
                 let scores =
-                    linear_cross_entropy(hidden, self.params.matrix(id), &batch.rows, &batch.targets)?;
+                    linear_cross_entropy(hidden, self.params.matrix(id), &rows.targets, &batch.targets)?;
                 out.logps = Some(scores.logps);
                 out.entropy = Some(scores.entropy);
                 out.correct = Some(scores.correct);
@@ -230,18 +236,53 @@ impl CausalLm {
                     return Err(Error::Head { field: "logps", head: LANGUAGE_HEAD });
                 }
                 if needs.contains(Needs::SCORES) {
-                    let rows: Vec<u32> = batch.sequences.iter().map(|s| s.last_row as u32).collect();
-                    let at_ends = embedding(hidden.clone(), &rows)?;
+                    let at_ends = embedding(hidden.clone(), &rows.ends)?;
                     out.scores = Some(linear(at_ends, self.params.matrix(id), None, None)?);
                 }
                 if needs.contains(Needs::VALUES) {
-                    let at_targets = embedding(hidden, &batch.rows)?;
+                    let at_targets = embedding(hidden, &rows.targets)?;
                     let values = linear(at_targets, self.params.matrix(id), None, None)?;
-                    out.values = Some(values.narrow(1, 0, 1).reshape([batch.rows.len()]));
+                    out.values = Some(values.narrow(1, 0, 1).reshape([rows.targets.len()]));
                 }
             }
         }
         Ok(out)
+    }
+}
+
+/// The rows of the hidden states that the heads read.
+pub(super) struct HeadRows {
+    /// The row that predicts each target.
+    targets: Vec<u32>,
+    /// Each sequence's last row.
+    ends: Vec<u32>,
+}
+
+impl HeadRows {
+    pub(super) fn of(batch: &Batch) -> Self {
+        let ends = batch.sequences.iter().map(|sequence| sequence.last_row as u32).collect();
+        Self { targets: batch.rows.clone(), ends }
+    }
+
+    /// The rows of a batch of `tokens` that the head reads, ascending, and changes the references to
+    /// places among them. None where that is all rows, or none.
+    fn keep(&mut self, head: Head, needs: Needs, tokens: usize) -> Option<Arc<[u32]>> {
+        let mut read = vec![false; tokens];
+        let language = matches!(head, Head::Language(_));
+        let of_targets = self.targets.iter().filter(|_| language || needs.contains(Needs::VALUES));
+        let of_ends = self.ends.iter().filter(|_| needs.contains(Needs::SCORES));
+        of_targets.chain(of_ends).for_each(|&row| read[row as usize] = true);
+        let kept: Arc<[u32]> = (0..tokens as u32).filter(|&row| read[row as usize]).collect();
+        if kept.is_empty() || kept.len() == tokens {
+            return None;
+        }
+        // Rows that are not read have no place: nothing looks them up.
+        let mut places = vec![0; tokens];
+        kept.iter().zip(0..).for_each(|(&row, place)| places[row as usize] = place);
+        for row in self.targets.iter_mut().chain(&mut self.ends) {
+            *row = places[*row as usize];
+        }
+        Some(kept)
     }
 }
 
@@ -257,9 +298,11 @@ fn initial(shape: &[usize], key: &[u64]) -> Vec<f32> {
 
 impl Policy for CausalLm {
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
-        let layout = self.layout(&batch.positions, &batch.segments)?;
+        let mut layout = self.layout(&batch.positions, &batch.segments)?;
+        let mut rows = HeadRows::of(batch);
+        layout.kept = rows.keep(self.head, needs, batch.tokens.len());
         let hidden = self.hidden(&batch.tokens, &layout, &Whole)?;
-        self.heads(hidden, batch, needs)
+        self.heads(hidden, &rows, batch, needs)
     }
 
     fn params(&self) -> &ParamSet {

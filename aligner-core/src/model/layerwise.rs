@@ -4,6 +4,7 @@
 use burn::tensor::Tensor;
 
 use super::CausalLm;
+use super::causal_lm::HeadRows;
 use super::exec::Tensors;
 use super::llama::Layout;
 use crate::policy::finite_sum;
@@ -31,7 +32,7 @@ pub(super) fn accumulate(
 
         let top = Stage::new(model, x.pop());
         let hidden = body.norm(top.model.params(), top.input())?;
-        let out = loss(&top.model.heads(hidden, batch, needs)?, batch)?;
+        let out = loss(&top.model.heads(hidden, &HeadRows::of(batch), batch, needs)?, batch)?;
         let loss_sum = finite_sum(&out.sum, batch)?;
         let mut of_x = top.backward(&out.sum, &mut sums);
 

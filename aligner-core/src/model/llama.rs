@@ -149,7 +149,8 @@ impl Llama {
         embedding(params.matrix(self.embed), tokens)
     }
 
-    /// Layer `index` on the residual stream, `[tokens, hidden]` to the same.
+    /// Layer `index` on the residual stream, `[tokens, hidden]` to the same; the last one to the rows that
+    /// the layout keeps.
     ///
     /// # Errors
     /// Those of `exec`.

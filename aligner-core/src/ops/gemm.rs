@@ -1,5 +1,5 @@
-//! Matrix products on slices, over all threads: our own tiles where the processor has AVX2, else
-//! `matrixmultiply`'s, which also multiplies the small tiles of attention.
+//! Matrix products on slices, over all threads or on one: our own tiles where the processor has AVX2,
+//! else `matrixmultiply`'s.
 
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -7,7 +7,6 @@ mod tiles;
 use rayon::prelude::*;
 
 use super::kernel::Shared;
-use super::simd;
 
 /// A matrix over a slice, with any strides.
 #[derive(Debug, Clone, Copy)]
@@ -69,8 +68,6 @@ impl Output {
 
 /// Products below this many multiplications run on the calling thread.
 const SERIAL_BELOW: usize = 1 << 17;
-/// Up to this many rows a product is bound by reading the other matrix: plain inner products win.
-const FEW_ROWS: usize = 4;
 
 /// `C (+)= alpha A B` on the calling thread, C with its own row stride.
 pub(crate) fn gemm_serial(
@@ -103,6 +100,12 @@ pub(crate) unsafe fn gemm_at(
     if a.rows == 0 || b.cols == 0 {
         return;
     }
+    #[cfg(target_arch = "x86_64")]
+    if tiles::available() && a.cols > 0 {
+        // SAFETY: the caller's promise covers the whole extent; tiles write only their own elements.
+        let c = unsafe { Shared::from_raw(c, (a.rows - 1) * c_stride + b.cols) };
+        return tiles::gemm(a, b, tiles::Target { c, stride: c_stride, output, alpha }, false);
+    }
     // SAFETY: strides and sizes of A and B were checked when the views were made, C is the caller's.
     unsafe {
         matrixmultiply::sgemm(
@@ -125,20 +128,9 @@ pub(crate) unsafe fn gemm_at(
 }
 
 /// `C (+)= A B` over all threads; C is row-major. Each element's order of summation is fixed: it
-/// does not depend on the number of threads.
+/// depends neither on the number of threads nor on the other rows, so that log-probabilities do not
+/// depend on how samples were spread over batches.
 pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
-    assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
-    let (m, n) = (a.rows, b.cols);
-    assert_eq!(c.len(), m * n, "output of a matrix product");
-    if m <= FEW_ROWS && a.col_stride == 1 && b.row_stride == 1 {
-        return few_rows(a, b, c, output);
-    }
-    gemm_tiled(a, b, c, output);
-}
-
-/// [`gemm`] in tiles however few the rows: each row's result is bitwise the same in any company, so
-/// that log-probabilities do not depend on how samples were spread over batches.
-pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
     assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
     let (m, k, n) = (a.rows, a.cols, b.cols);
     assert_eq!(c.len(), m * n, "output of a matrix product");
@@ -151,7 +143,8 @@ pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) 
     }
     #[cfg(target_arch = "x86_64")]
     if tiles::available() {
-        return tiles::gemm(a, b, c, output, m * n * k >= SERIAL_BELOW);
+        let target = tiles::Target { c: Shared::new(c), stride: n, output, alpha: 1.0 };
+        return tiles::gemm(a, b, target, m * n * k >= SERIAL_BELOW);
     }
     if m * n * k < SERIAL_BELOW {
         return gemm_serial(1.0, a, b, c, n, output);
@@ -174,29 +167,6 @@ pub(crate) fn gemm_tiled(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) 
 
 fn step(len: usize, tasks: usize) -> usize {
     len.div_ceil(tasks).next_multiple_of(16).min(len)
-}
-
-/// One pass over B's columns, which lie contiguous, with an inner product for each row of A.
-fn few_rows(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
-    let (m, k, n) = (a.rows, a.cols, b.cols);
-    let shared = Shared::new(c);
-    let columns = |range: std::ops::Range<usize>| {
-        for col in range {
-            let column = &b.data[col * b.col_stride..][..k];
-            for row in 0..m {
-                let product = simd::dot(&a.data[row * a.row_stride..][..k], column);
-                // SAFETY: each column of C belongs to one task.
-                let element = unsafe { shared.part(row * n + col, 1) };
-                element[0] = if output == Output::Add { element[0] + product } else { product };
-            }
-        }
-    };
-    if m * n * k < SERIAL_BELOW {
-        return columns(0..n);
-    }
-    let step = step(n, rayon::current_num_threads() * 4);
-    let starts: Vec<usize> = (0..n).step_by(step).collect();
-    starts.into_par_iter().for_each(|start| columns(start..(start + step).min(n)));
 }
 
 #[cfg(test)]
@@ -224,10 +194,10 @@ mod tests {
         let (x, y) = (values(m * k, 1), values(k * n, 2));
         let weight = Mat::new(&y, n, k).t();
         let mut all = vec![0.0; m * n];
-        gemm_tiled(Mat::new(&x, m, k), weight, &mut all, Output::Overwrite);
+        gemm(Mat::new(&x, m, k), weight, &mut all, Output::Overwrite);
         for (first, rows) in [(0, 1), (7, 3), (100, 20), (290, 11)] {
             let mut some = vec![0.0; rows * n];
-            gemm_tiled(Mat::new(&x[first * k..][..rows * k], rows, k), weight, &mut some, Output::Overwrite);
+            gemm(Mat::new(&x[first * k..][..rows * k], rows, k), weight, &mut some, Output::Overwrite);
             assert_eq!(some, all[first * n..][..rows * n], "{rows} rows from {first}");
         }
     }

@@ -214,6 +214,14 @@ impl<'a> Shared<'a> {
         Self { pointer: slice.as_mut_ptr(), len: slice.len(), slice: std::marker::PhantomData }
     }
 
+    /// `len` elements from `pointer`.
+    ///
+    /// # Safety
+    /// They are one allocation's, and nobody else touches the ones that the holder writes, for `'a`.
+    pub(crate) unsafe fn from_raw(pointer: *mut f32, len: usize) -> Self {
+        Self { pointer, len, slice: std::marker::PhantomData }
+    }
+
     /// The address of `start`, for a matrix product that strides over `extent` elements from there
     /// while other tasks visit the elements between its own.
     pub(crate) fn at(self, start: usize, extent: usize) -> *mut f32 {

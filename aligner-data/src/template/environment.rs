@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::Kwargs;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::bounds::{bound, bounded_method, within};
 use super::generation::{FILTER, Markers};
 use super::python_json::{Style, dumps};
 
@@ -15,15 +15,21 @@ pub(super) const NAME: &str = "chat_template";
 /// Instructions that one rendering may take, far above what a long dialogue needs: under a second.
 const FUEL: u64 = 20_000_000;
 
-/// Compiles `source` in an environment with transformers' settings, filters and functions.
-pub(super) fn compile(source: String, markers: Markers) -> Result<Environment<'static>, Error> {
+/// Compiles `source` in an environment with transformers' settings, filters and functions, in which it
+/// is `now_secs` (seconds since 1970), or the moment of each rendering.
+pub(super) fn compile(
+    source: String,
+    markers: Markers,
+    now_secs: Option<i64>,
+) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     // A template comes with a model from anywhere: an endless one ends in an error.
     environment.set_fuel(Some(FUEL));
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(bounded_method);
+    bound(&mut environment);
     environment.add_filter("tojson", to_json);
     environment.add_filter(FILTER, move |text: String| markers.wrap(&text));
     // `None` is not iterable in Python; the engine iterates it as an empty list.
@@ -33,7 +39,9 @@ pub(super) fn compile(source: String, markers: Markers) -> Result<Environment<'s
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", |format: String| strftime(&format, now_secs()));
+    environment.add_function("strftime_now", move |format: String| {
+        strftime(&format, now_secs.unwrap_or_else(self::now_secs))
+    });
     environment.add_template_owned(NAME, source)?;
     Ok(environment)
 }
@@ -50,6 +58,8 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     options.assert_all_used()?;
     let failed =
         |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error);
+    // A list that is short to write may be long to build.
+    within(&value)?;
     let value = serde_json::to_value(&value).map_err(failed)?;
     dumps(&value, &style).map_err(failed)
 }
@@ -66,8 +76,9 @@ fn separators(value: Option<Value>) -> Result<Option<(String, String)>, Error> {
     }
 }
 
-/// Seconds since 1970: the system's, or `SOURCE_DATE_EPOCH`'s where a run must not depend on its day.
-fn now_secs() -> i64 {
+/// Seconds since 1970, as chat templates see them: the system's, or `SOURCE_DATE_EPOCH`'s where nothing
+/// may depend on the day.
+pub fn now_secs() -> i64 {
     let fixed = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|secs| secs.parse().ok());
     fixed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
@@ -155,9 +166,15 @@ mod tests {
     }
 
     #[test]
+    fn a_template_may_be_told_what_day_it_is() {
+        let environment = compile("{{ strftime_now('%d %b %Y') }}".into(), Markers::USUAL, Some(0)).unwrap();
+        assert_eq!(environment.get_template(NAME).unwrap().render(()).unwrap(), "01 Jan 1970");
+    }
+
+    #[test]
     fn to_json_takes_python_keywords_and_refuses_others() {
         let render = |source: &str| {
-            compile(source.to_owned(), Markers::USUAL)?
+            compile(source.to_owned(), Markers::USUAL, None)?
                 .get_template(NAME)?
                 .render(minijinja::context! { x => [1, 2] })
         };
@@ -169,14 +186,15 @@ mod tests {
     #[test]
     fn none_is_not_iterable_but_texts_and_lists_are() {
         let source = "{{ none is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ 1 is iterable }}";
-        let environment = compile(source.into(), Markers::USUAL).unwrap();
+        let environment = compile(source.into(), Markers::USUAL, None).unwrap();
         let rendered = environment.get_template(NAME).unwrap().render(()).unwrap();
         assert_eq!(rendered.to_lowercase(), "false true true false");
     }
 
     #[test]
     fn raise_exception_carries_its_message() {
-        let environment = compile("{{ raise_exception('no tools here') }}".into(), Markers::USUAL).unwrap();
+        let environment =
+            compile("{{ raise_exception('no tools here') }}".into(), Markers::USUAL, None).unwrap();
         let error = environment.get_template(NAME).unwrap().render(()).unwrap_err();
         assert!(error.to_string().contains("no tools here"), "{error}");
     }
@@ -184,7 +202,7 @@ mod tests {
     #[test]
     fn loops_can_break() {
         let source = "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}";
-        let environment = compile(source.into(), Markers::USUAL).unwrap();
+        let environment = compile(source.into(), Markers::USUAL, None).unwrap();
         assert_eq!(environment.get_template(NAME).unwrap().render(()).unwrap(), "1");
     }
 }

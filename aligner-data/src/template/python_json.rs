@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{Formatter, Serializer};
 
+use super::bounds::Bounded;
+
 /// The keyword arguments of `tojson` that change the output.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Style {
@@ -22,14 +24,14 @@ pub(super) fn dumps(value: &Value, style: &Style) -> serde_json::Result<String> 
     let default_item = if style.indent.is_some() { "," } else { ", " };
     let (item, key) = style.separators.clone().unwrap_or_else(|| (default_item.into(), ": ".into()));
     let formatter = Python { indent: style.indent, item, key, level: 0, has_items: false };
-    let mut out = Vec::new();
+    let mut out = Bounded::default();
     let mut serializer = Serializer::with_formatter(&mut out, formatter);
     if style.sort_keys {
         sorted(value).serialize(&mut serializer)?;
     } else {
         value.serialize(&mut serializer)?;
     }
-    String::from_utf8(out).map_err(serde::ser::Error::custom)
+    String::from_utf8(out.into_bytes()).map_err(serde::ser::Error::custom)
 }
 
 fn sorted(value: &Value) -> Value {

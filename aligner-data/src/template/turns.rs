@@ -141,6 +141,16 @@ mod tests {
     }
 
     #[test]
+    fn the_day_of_a_template_is_kept_where_the_text_has_the_usual_markers() {
+        let template =
+            ChatTemplate::new("{{ strftime_now('%Y') }} {{ messages[0].content }}").unwrap().at(0).unwrap();
+        for text in ["x", "\u{FFFFC}"] {
+            let rendered = template.render(&[Message::new("user", text)], false).unwrap();
+            assert_eq!(rendered, format!("1970 {text}"));
+        }
+    }
+
+    #[test]
     fn text_cannot_forge_a_mark() {
         let source = "{% for m in messages %}{{ m.content }}{% generation %}!{% endgeneration %}{% endfor %}";
         let messages = [Message::new("assistant", "\u{FFFFC}x\u{FFFFD}")];

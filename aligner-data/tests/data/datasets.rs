@@ -187,8 +187,10 @@ fn long_rows_are_cut_dropped_or_refused_and_counted() {
     assert!(longer > 0 && longer < 5 && learning > 0 && learning < 5, "{lengths:?} {limit}");
 
     let mut cut = Dataset::open(&config(Overlong::Truncate, limit), &tokenizer()).unwrap();
-    let kept = cut.retain_usable().unwrap();
+    let mut watched = Vec::new();
+    let kept = cut.retain_usable_watched(&mut |done| watched.push(done)).unwrap();
     assert_eq!(cut.len(), learning);
+    assert_eq!(watched, [0, 1, 2, 3, 4], "dropped rows are told of too");
     assert!(kept.iter().all(|&len| len <= limit));
     assert!(groups(&cut).iter().all(|group| group.samples[0].targets() > 0));
     let stats = cut.stats();

@@ -6,5 +6,6 @@ mod chat_golden;
 mod datasets;
 mod gguf_metadata;
 mod loading;
+mod parquet_files;
 mod scene;
 mod tokenizing;

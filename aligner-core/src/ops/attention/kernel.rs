@@ -12,7 +12,7 @@ use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, Shared, unfilled};
 use crate::ops::simd::{self, add, dot, exp, vectorized};
 
 /// Query rows and keys of a tile.
-const QUERIES: usize = 64;
+const QUERIES: usize = 48;
 const KEYS: usize = 256;
 
 #[derive(Debug)]

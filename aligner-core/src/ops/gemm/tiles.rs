@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::{
     _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_setzero_ps, _mm256_storeu_ps,
+    _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
 };
 
 use rayon::prelude::*;
@@ -20,37 +20,59 @@ const ROWS: usize = 6;
 const COLUMNS: usize = 16;
 /// Block of the inner dimension: a strip of B of this depth (32 KiB) is read from the second-level cache.
 const DEPTH: usize = 512;
-/// Rows of a task.
-const BLOCK: usize = 48;
+/// Rows of a task: the largest of these that leaves the threads evenly busy.
+const BLOCKS: [usize; 3] = [48, 42, 36];
 /// Columns that are packed at a time.
 const PANEL: usize = 2048;
+/// How many k a packed strip's source is fetched ahead.
+const AHEAD: usize = 12;
 /// Strips that one task packs.
-const PACKED_STRIPS: usize = 8;
+const PACKED_STRIPS: usize = 4;
 
 /// Whether this processor has what the tiles need.
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// `C (+)= A B` with C row-major; call only where [`available`].
-pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output, parallel: bool) {
+/// Where a product goes: rows of C lie `stride` elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) c: Shared<'a>,
+    pub(super) stride: usize,
+    pub(super) output: Output,
+    /// Factor of the product, not of what C holds.
+    pub(super) alpha: f32,
+}
+
+/// `C (+)= alpha A B`; call only where [`available`].
+pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, target: Target<'_>, parallel: bool) {
     let (inner, n) = (b.rows, b.cols);
     if a.rows == 0 || n == 0 {
         return;
     }
-    let shared = Shared::new(c);
     let mut data = unfilled(PANEL.min(n).next_multiple_of(COLUMNS) * DEPTH.min(inner));
     for first in (0..n).step_by(PANEL) {
         for start in (0..inner).step_by(DEPTH) {
             let (columns, depth) = (PANEL.min(n - first), DEPTH.min(inner - start));
             let data = &mut data[..columns.next_multiple_of(COLUMNS) * depth];
             let panel = Panel::pack(data, b, [first, columns], [start, depth], parallel);
-            let output = if start > 0 { Output::Add } else { output };
-            let tasks = panel.tasks(a.rows, parallel);
-            let run = |task: &Task| panel.multiply(a, task, shared, n, output);
+            let output = if start > 0 { Output::Add } else { target.output };
+            let tasks = panel.tasks(a, parallel);
+            let run = |task: &Task| panel.multiply(a, task, Target { output, ..target });
             if parallel { tasks.par_iter().for_each(run) } else { tasks.iter().for_each(run) }
         }
     }
+}
+
+/// The block of rows with which `threads` that take turns are done first.
+fn block(rows: usize, threads: usize) -> usize {
+    // The last block is smaller: it starts with the last round of whole ones, or after it.
+    let last = |&block: &usize| {
+        let (whole, rest) = (rows / block, rows % block);
+        let rounds = whole / threads * block;
+        rounds + if whole.is_multiple_of(threads) { rest } else { block }
+    };
+    BLOCKS.into_iter().min_by_key(last).unwrap_or(BLOCKS[0])
 }
 
 /// A block of B in strips: `[strips, depth, 16]`.
@@ -62,9 +84,10 @@ struct Panel<'a> {
     depth: usize,
 }
 
-/// What one thread multiplies: [`BLOCK`] rows of A with some strips of the panel.
+/// What one thread multiplies: some rows of A with some strips of the panel.
 struct Task {
     row: usize,
+    rows: usize,
     strip: usize,
     strips: usize,
 }
@@ -91,20 +114,26 @@ impl<'a> Panel<'a> {
         Self { data, first, columns, start, depth }
     }
 
-    fn tasks(&self, rows: usize, parallel: bool) -> Vec<Task> {
+    fn tasks(&self, a: Mat<'_>, parallel: bool) -> Vec<Task> {
         let all = self.columns.div_ceil(COLUMNS);
-        let wanted = if parallel { 4 * rayon::current_num_threads() } else { 1 };
-        let step = all.div_ceil(wanted.div_ceil(rows.div_ceil(BLOCK)));
+        let threads = if parallel { rayon::current_num_threads() } else { 1 };
+        let block = block(a.rows, threads);
+        let wanted = if parallel { 4 * threads } else { 1 };
+        // Tasks that only read A are cut once more, so that the last ones end together.
+        let parts =
+            wanted.div_ceil(a.rows.div_ceil(block)).max(1 + usize::from(parallel && a.col_stride == 1));
+        let step = all.div_ceil(parts);
         let of_row = |row: usize| {
-            (0..all).step_by(step).map(move |strip| Task { row, strip, strips: step.min(all - strip) })
+            let rows = block.min(a.rows - row);
+            (0..all).step_by(step).map(move |strip| Task { row, rows, strip, strips: step.min(all - strip) })
         };
-        (0..rows).step_by(BLOCK).flat_map(of_row).collect()
+        (0..a.rows).step_by(block).flat_map(of_row).collect()
     }
 
     /// One task's part of the product.
-    fn multiply(&self, a: Mat<'_>, task: &Task, c: Shared<'_>, n: usize, output: Output) {
-        let (row, depth) = (task.row, self.depth);
-        let rows = BLOCK.min(a.rows - row);
+    fn multiply(&self, a: Mat<'_>, task: &Task, target: Target<'_>) {
+        let stride = target.stride;
+        let (row, rows, depth) = (task.row, task.rows, self.depth);
         let in_place = a.col_stride == 1 && rows.is_multiple_of(ROWS);
         let mut packed = Vec::new();
         if !in_place {
@@ -124,14 +153,15 @@ impl<'a> Panel<'a> {
                 } else {
                     Rows { data: &packed[tile * depth..][..ROWS * depth], row: 1, k: ROWS }
                 };
-                let c = c.at((row + tile) * n + self.first + column, (height - 1) * n + width);
-                let add = output == Output::Add;
+                let c =
+                    target.c.at((row + tile) * stride + self.first + column, (height - 1) * stride + width);
+                let out = Out { c, stride, alpha: target.alpha, add: target.output == Output::Add };
                 // SAFETY: `available` was checked, and no other task has these rows and columns.
                 unsafe {
                     if height == ROWS && width == COLUMNS {
-                        tile_product(operand, b, c, n, add);
+                        tile_product(operand, b, out);
                     } else {
-                        edge_product(operand, b, c, n, [height, width], add);
+                        edge_product(operand, b, out, [height, width]);
                     }
                 }
             }
@@ -147,6 +177,15 @@ struct Rows<'a> {
     k: usize,
 }
 
+/// A tile's place in C, and what is done with the product.
+#[derive(Clone, Copy)]
+struct Out {
+    c: *mut f32,
+    stride: usize,
+    alpha: f32,
+    add: bool,
+}
+
 /// Packs rows `lead` of `source`, columns `start..start + depth`, into strips of `W` rows, each
 /// `[depth, W]`; rows past the end are zero.
 fn pack<const W: usize>(
@@ -157,14 +196,26 @@ fn pack<const W: usize>(
     depth: usize,
 ) {
     let (row_stride, col_stride) = (source.row_stride, source.col_stride);
-    for (index, strip) in strips.chunks_exact_mut(W * depth).enumerate() {
+    let beside = if row_stride == 1 { lead.len() / W * W } else { 0 };
+    for k in 0..depth {
+        // Rows that lie side by side: each k is read once, for all strips. No hardware prefetcher
+        // follows such strides.
+        let at = (start + k) * col_stride + lead.start;
+        for line in (0..beside).step_by(16) {
+            let ahead = source.data.as_ptr().wrapping_add(at + AHEAD * col_stride + line);
+            // SAFETY: a prefetch reads nothing; any address will do.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) }
+        }
+        for (strip, from) in
+            strips.chunks_exact_mut(W * depth).zip(source.data[at..][..beside].chunks_exact(W))
+        {
+            strip[k * W..][..W].copy_from_slice(from);
+        }
+    }
+    for (index, strip) in strips.chunks_exact_mut(W * depth).enumerate().skip(beside / W) {
         let first = lead.start + index * W;
         let width = W.min(lead.end.saturating_sub(first));
-        if row_stride == 1 && width == W {
-            for (k, out) in strip.chunks_exact_mut(W).enumerate() {
-                out.copy_from_slice(&source.data[(start + k) * col_stride + first..][..W]);
-            }
-        } else if col_stride == 1 && width == W {
+        if col_stride == 1 && width == W {
             let rows: [&[f32]; W] =
                 std::array::from_fn(|i| &source.data[(first + i) * row_stride + start..][..depth]);
             transpose(strip, rows, depth);
@@ -204,40 +255,33 @@ fn transpose<const W: usize>(strip: &mut [f32], rows: [&[f32]; W], depth: usize)
 ///
 /// # Safety
 /// As [`tile_product`], for `height` rows of `width`.
-unsafe fn edge_product(
-    a: Rows<'_>,
-    b: &[f32],
-    c: *mut f32,
-    stride: usize,
-    [height, width]: [usize; 2],
-    add: bool,
-) {
+unsafe fn edge_product(a: Rows<'_>, b: &[f32], out: Out, [height, width]: [usize; 2]) {
     let mut tile = [0.0; ROWS * COLUMNS];
     // SAFETY: the buffer is a whole tile, and C's part is the caller's.
     unsafe {
-        tile_product(a, b, tile.as_mut_ptr(), COLUMNS, false);
+        tile_product(a, b, Out { c: tile.as_mut_ptr(), stride: COLUMNS, add: false, ..out });
         for (row, values) in tile.chunks_exact(COLUMNS).take(height).enumerate() {
             for (column, value) in values.iter().take(width).enumerate() {
-                let out = c.add(row * stride + column);
-                *out = if add { value + *out } else { *value };
+                let c = out.c.add(row * out.stride + column);
+                *c = if out.add { value + *c } else { *value };
             }
         }
     }
 }
 
-/// `C (+)= A B` for one tile; B is a strip `[depth, 16]`, rows of C lie `stride` apart.
+/// `C (+)= alpha A B` for one tile; B is a strip `[depth, 16]`.
 ///
 /// # Safety
-/// The processor has AVX2 and FMA; `a` has six rows as deep as the strip; `c` has six rows of 16.
-unsafe fn tile_product(a: Rows<'_>, b: &[f32], c: *mut f32, stride: usize, add: bool) {
+/// The processor has AVX2 and FMA; `a` has six rows as deep as the strip; `out` has six rows of 16.
+unsafe fn tile_product(a: Rows<'_>, b: &[f32], out: Out) {
     let depth = b.len() / COLUMNS;
     assert!(depth == 0 || (ROWS - 1) * a.row + (depth - 1) * a.k < a.data.len(), "six rows of A");
     // SAFETY: as the caller promises; the rows were checked just now.
     unsafe {
         if a.row == 1 && a.k == ROWS {
-            tile::<true>(a.data.as_ptr(), 1, b.as_ptr(), depth, c, stride, add);
+            tile::<true>(a.data.as_ptr(), 1, b.as_ptr(), depth, out);
         } else {
-            tile::<false>(a.data.as_ptr(), a.row, b.as_ptr(), depth, c, stride, add);
+            tile::<false>(a.data.as_ptr(), a.row, b.as_ptr(), depth, out);
         }
     }
 }
@@ -247,15 +291,7 @@ unsafe fn tile_product(a: Rows<'_>, b: &[f32], c: *mut f32, stride: usize, add: 
 /// # Safety
 /// As [`tile_product`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const PACKED: bool>(
-    mut a: *const f32,
-    row: usize,
-    mut b: *const f32,
-    depth: usize,
-    c: *mut f32,
-    stride: usize,
-    add: bool,
-) {
+unsafe fn tile<const PACKED: bool>(mut a: *const f32, row: usize, mut b: *const f32, depth: usize, out: Out) {
     let row = if PACKED { 1 } else { row };
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     // Spelt out: a loop over the six rows is not always unrolled into registers.
@@ -283,7 +319,7 @@ unsafe fn tile<const PACKED: bool>(
     // inside the tile.
     unsafe {
         for i in 0..ROWS {
-            _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride).cast());
+            _mm_prefetch::<_MM_HINT_T0>(out.c.add(i * out.stride).cast());
         }
         for _ in 0..depth / 4 {
             step!();
@@ -294,11 +330,13 @@ unsafe fn tile<const PACKED: bool>(
         for _ in 0..depth % 4 {
             step!();
         }
+        let alpha = _mm256_set1_ps(out.alpha);
         for (i, sums) in sums.into_iter().enumerate() {
             for (half, sum) in sums.into_iter().enumerate() {
-                let out = c.add(i * stride + half * 8);
-                let sum = if add { _mm256_add_ps(sum, _mm256_loadu_ps(out)) } else { sum };
-                _mm256_storeu_ps(out, sum);
+                let c = out.c.add(i * out.stride + half * 8);
+                let sum = _mm256_mul_ps(sum, alpha);
+                let sum = if out.add { _mm256_add_ps(sum, _mm256_loadu_ps(c)) } else { sum };
+                _mm256_storeu_ps(c, sum);
             }
         }
     }

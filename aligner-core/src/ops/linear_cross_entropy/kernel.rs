@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use crate::ops::gemm::{Mat, Output, gemm, gemm_tiled};
+use crate::ops::gemm::{Mat, Output, gemm};
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, unfilled};
 use crate::ops::simd::{exp, exp_moments, max, vectorized};
 
@@ -74,7 +74,7 @@ impl LinearCrossEntropy {
         }
         let weight = Mat::new(inputs[1], self.vocab, self.hidden);
         let hidden = Mat::new(gathered, rows.len(), self.hidden);
-        gemm_tiled(hidden, weight.t(), logits, Output::Overwrite);
+        gemm(hidden, weight.t(), logits, Output::Overwrite);
     }
 
     /// Calls `visit(first distinct row, their rows, gathered hidden, logits)` chunk by chunk.
