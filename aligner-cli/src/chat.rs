@@ -181,14 +181,18 @@ impl Chat {
         self.turns.push(Message::new("user", text));
         let tokens = match self.tokens() {
             Ok(tokens) => tokens,
-            Err(error) => return self.refuse(&format!("{error:#}")),
+            Err(error) => {
+                self.refuse(&format!("{error:#}"));
+                return Ok(());
+            }
         };
         let context = self.model.checkpoint.config().max_positions;
         if tokens.len() >= context {
             let length = tokens.len();
-            return self.refuse(&format!(
+            self.refuse(&format!(
                 "the conversation has {length} tokens, but the model's context is {context}; /reset forgets it"
             ));
+            return Ok(());
         }
         let id = self.turns.len().to_string();
         let request = Request::new(Prompt { id, tokens, metadata: Value::Null }, self.sampling.clone());
@@ -202,17 +206,16 @@ impl Chat {
             FinishReason::Stop => {}
             FinishReason::Cancelled => self.mark("(stopped)\n", "2")?,
             FinishReason::Length => {
-                self.mark("(cut at max_tokens or the context; /set max_tokens N)\n", "2")?
+                self.mark("(cut at max_tokens or the context; /set max_tokens N)\n", "2")?;
             }
         }
         self.turns.push(Message::new("assistant", answer.text));
         Ok(())
     }
 
-    fn refuse(&mut self, why: &str) -> anyhow::Result<()> {
+    fn refuse(&mut self, why: &str) {
         self.turns.pop();
         say(&format!("error: {why}"));
-        Ok(())
     }
 }
 

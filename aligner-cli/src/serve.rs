@@ -1,4 +1,4 @@
-//! `aligner serve`: a server that OpenAI's clients can talk to.
+//! `aligner serve`: a server that `OpenAI`'s clients can talk to.
 //!
 //! The engine runs on a thread of its own ([`EngineHandle`]); the server's tasks hand it requests and read
 //! their events from channels that are bounded by what each request may cause.

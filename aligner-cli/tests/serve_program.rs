@@ -24,7 +24,9 @@ impl Program {
         let mut log = BufReader::new(child.stderr.take().unwrap());
         loop {
             let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it served");
+            if log.read_line(&mut line).unwrap() == 0 {
+                panic!("it ended before it served: {:?}", child.wait());
+            }
             if let Some((_, address)) = line.trim().split_once(" on http://") {
                 return Self { address: address.into(), child, log };
             }

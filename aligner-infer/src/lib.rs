@@ -26,5 +26,5 @@ mod weights;
 pub use aligner_core::ops::rows::PackedKind;
 pub use config::{CacheSize, EngineConfig, InFlight, Speculation};
 pub use engine::PagedEngine;
-pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen, Verdict, accept};
+pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen};
 pub use stop::{StopText, TextStream};

@@ -1,7 +1,5 @@
-//! From logits to tokens: the distribution that the settings ask for, draws from it, and the acceptance
-//! of proposed tokens.
+//! From logits to tokens: the distribution that the settings ask for, and draws from it.
 
-mod accept;
 mod adjust;
 mod distribution;
 mod ngram;
@@ -14,7 +12,6 @@ use aligner_core::ops::logits::{BLOCK, block_maxima, softmax_sum};
 use aligner_core::rng::Rng;
 use aligner_core::{Drawn, Error, Result, Sampling};
 
-pub use accept::{Verdict, accept};
 pub use distribution::Distribution;
 pub use ngram::NgramProposer;
 pub use seen::Seen;

@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::progress::say;
 use crate::wire::{self, LoadedModel};
 
-/// Serve a model over HTTP as OpenAI's clients expect it; see docs/serve.md.
+/// Serve a model over HTTP with the routes that clients of chat completions know; see docs/serve.md.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// A model's directory, a `.gguf` file, or a run's `model` directory.

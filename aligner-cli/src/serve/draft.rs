@@ -46,7 +46,7 @@ pub(super) struct Ready {
     pub(super) echo: String,
 }
 
-/// What OpenAI's completions without a limit have.
+/// What `OpenAI`'s completions without a limit have.
 const COMPLETION_TOKENS: usize = 16;
 
 impl Draft {

@@ -1,4 +1,4 @@
-//! Errors as OpenAI's clients read them.
+//! Errors as `OpenAI`'s clients read them.
 
 use aligner_core::Error;
 use axum::body::Body;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::draft::Form;
 
-/// What stands for minus infinity, which JSON has no number for; OpenAI's own value.
+/// What stands for minus infinity, which JSON has no number for; `OpenAI`'s own value.
 const LEAST: f32 = -9999.0;
 
 /// Writes the log-probabilities of one choice.

@@ -141,7 +141,9 @@ mod tests {
     #[test]
     fn buckets_are_cumulative_and_include_their_bound() {
         let mut histogram = Histogram::default();
-        [0.01, 0.02, 100.0].into_iter().for_each(|secs| histogram.add(&FIRST_TOKEN_BOUNDS, secs));
+        for secs in [0.01, 0.02, 100.0] {
+            histogram.add(&FIRST_TOKEN_BOUNDS, secs);
+        }
         let mut out = Text::default();
         histogram.write(&mut out, "h", "help", &FIRST_TOKEN_BOUNDS);
         for line in ["h_bucket{le=\"0.01\"} 1", "h_bucket{le=\"0.025\"} 2", "h_bucket{le=\"60\"} 2"] {

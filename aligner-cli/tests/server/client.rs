@@ -74,7 +74,7 @@ pub(crate) struct Stream(BufReader<TcpStream>);
 impl Stream {
     pub(crate) fn open(address: SocketAddr, request: &[u8]) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
         stream.write_all(request).unwrap();
         Self(BufReader::new(stream))
     }

@@ -48,7 +48,7 @@ impl Default for Setup {
             api_key: None,
             max_body_bytes: 1 << 20,
             max_tokens_limit: 200,
-            request_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_mins(1),
         };
         Self { max_queue: 64, grace: Duration::from_secs(20), settings }
     }
@@ -106,7 +106,7 @@ impl Server {
     /// Sends bytes as they are and reads all of the reply.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Reply {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
         // A server may refuse a body before it has all of it.
         let _ = stream.write_all(bytes);
         let mut reply = Vec::new();

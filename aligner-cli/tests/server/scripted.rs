@@ -108,7 +108,9 @@ impl Engine for Scripted {
         }
         self.running.values_mut().for_each(|(_, count)| *count += 1);
         self.control.finished.fetch_add(ended.len(), Ordering::SeqCst);
-        ended.iter().for_each(|id| drop(self.running.remove(id)));
+        for id in &ended {
+            self.running.remove(id);
+        }
         Ok(events)
     }
 

@@ -68,10 +68,10 @@ mod tests {
     #[test]
     fn too_short_matches_and_empty_histories_propose_nothing() {
         let proposer = NgramProposer { max_n: 3, min_n: 2, tokens: 2 };
-        assert_eq!(proposed(proposer, &[5, 3, 7, 6, 3]), []);
-        assert_eq!(proposed(proposer, &[]), []);
-        assert_eq!(proposed(proposer, &[1]), []);
-        assert_eq!(proposed(NgramProposer { max_n: 0, ..proposer }, &[1, 1, 1]), []);
+        assert_eq!(proposed(proposer, &[5, 3, 7, 6, 3]), Vec::<u32>::new());
+        assert_eq!(proposed(proposer, &[]), Vec::<u32>::new());
+        assert_eq!(proposed(proposer, &[1]), Vec::<u32>::new());
+        assert_eq!(proposed(NgramProposer { max_n: 0, ..proposer }, &[1, 1, 1]), Vec::<u32>::new());
     }
 
     #[test]

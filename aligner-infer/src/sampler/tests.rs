@@ -6,7 +6,6 @@ use aligner_core::TokenMask;
 
 use super::*;
 
-mod acceptance;
 mod settings;
 
 /// Probabilities `[vocab]`, and how far the closest truncation was from keeping another set.
