@@ -77,38 +77,65 @@ pub fn reference(hidden: Tensor<2>, weight: Tensor<2>, rows: &[u32], targets: &[
 mod tests {
     use super::*;
     use crate::ops::host::to_vec;
-    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+    use crate::ops::testing::{leaf, relative_error, values, weighted_sum};
 
     fn compare(tokens: usize, vocab: usize, rows: &[u32], targets: &[u32]) {
         let (hidden, weight) = (leaf([tokens, 24], 1), leaf([vocab, 24], 2));
         let fused = linear_cross_entropy(hidden.clone() * 3.0, weight.clone(), rows, targets).unwrap();
         let plain = reference(hidden.clone() * 3.0, weight.clone(), rows, targets);
         assert!(relative_error(&fused.logps, &plain.logps) < 2e-6);
-        let error = relative_error(&fused.entropy, &exact_entropy(&hidden, &weight, rows));
+        let (entropy, grads) = exact(&hidden, &weight, rows, targets);
+        let error = relative_error(&fused.entropy, &entropy);
         assert!(error < 2e-6, "entropy: {error}");
         assert!(relative_error(&fused.correct, &plain.correct) < 1e-6);
         let loss = |scores: TargetScores| weighted_sum(scores.logps, 3) + weighted_sum(scores.entropy, 4);
-        let (of_fused, of_plain) = (loss(fused).backward(), loss(plain).backward());
-        for input in [&hidden, &weight] {
-            let (got, expected) = (input.grad(&of_fused).unwrap(), input.grad(&of_plain).unwrap());
-            assert!(relative_error(&got, &expected) < 5e-6);
+        let of_fused = loss(fused).backward();
+        for (input, expected) in [&hidden, &weight].into_iter().zip(grads) {
+            let error = relative_error(&input.grad(&of_fused).unwrap(), &expected);
+            assert!(error < 5e-6, "gradient: {error}");
         }
     }
 
-    /// In f64: over a large vocabulary the composition's own rounding is above the kernel's.
-    fn exact_entropy(hidden: &Tensor<2>, weight: &Tensor<2>, rows: &[u32]) -> Tensor<1> {
-        let (hidden, weight) = (to_vec(hidden), to_vec(weight));
-        let entropies = rows.iter().map(|&row| {
-            let hidden = &hidden[row as usize * 24..][..24];
-            let logit = |w: &[f32]| {
-                w.iter().zip(hidden).map(|(w, h)| f64::from(*w) * f64::from(h * 3.0)).sum::<f64>()
-            };
+    /// The entropies, and the gradients of [`compare`]'s loss, in f64: over a large vocabulary the
+    /// composition's own rounding is above the kernel's.
+    fn exact(
+        hidden: &Tensor<2>,
+        weight: &Tensor<2>,
+        rows: &[u32],
+        targets: &[u32],
+    ) -> (Tensor<1>, [Tensor<2>; 2]) {
+        let wide = |values: &[f32]| values.iter().map(|&value| f64::from(value)).collect::<Vec<f64>>();
+        let shapes = [hidden.dims(), weight.dims()];
+        let (hidden, weight) = (wide(&to_vec(hidden)), wide(&to_vec(weight)));
+        let (of_logps, of_entropies) = (values(rows.len(), 3), values(rows.len(), 4));
+        let mut entropies = Vec::new();
+        let (mut of_hidden, mut of_weight) = (vec![0.0; hidden.len()], vec![0.0; weight.len()]);
+        for (at, &row) in rows.iter().enumerate() {
+            let row = row as usize * 24..(row as usize + 1) * 24;
+            let h = &hidden[row.clone()];
+            let logit = |w: &[f64]| w.iter().zip(h).map(|(w, h)| w * h * 3.0).sum::<f64>();
             let logits: Vec<f64> = weight.chunks_exact(24).map(logit).collect();
             let log_sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
-            logits.iter().map(|l| (l - log_sum).exp() * (log_sum - l)).sum::<f64>() as f32
-        });
-        let entropies: Vec<f32> = entropies.collect();
-        Tensor::from_floats(entropies.as_slice(), &burn::tensor::Device::flex())
+            let entropy = logits.iter().map(|l| (l - log_sum).exp() * (log_sum - l)).sum::<f64>();
+            entropies.push(entropy as f32);
+            let (of_logp, of_entropy) = (f64::from(of_logps[at]), f64::from(of_entropies[at]));
+            for (v, logit) in logits.iter().enumerate() {
+                let (logp, is_target) = (logit - log_sum, f64::from(u8::from(v == targets[at] as usize)));
+                let p = logp.exp();
+                let of_logit = 3.0 * (of_logp * (is_target - p) - of_entropy * p * (logp + entropy));
+                for i in 0..24 {
+                    of_hidden[row.start + i] += of_logit * weight[v * 24 + i];
+                    of_weight[v * 24 + i] += of_logit * h[i];
+                }
+            }
+        }
+        let device = burn::tensor::Device::flex();
+        let narrow = |values: Vec<f64>, shape: [usize; 2]| {
+            let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+            Tensor::<2>::from_data(TensorData::new(values, shape), &device)
+        };
+        let grads = [narrow(of_hidden, shapes[0]), narrow(of_weight, shapes[1])];
+        (Tensor::from_floats(entropies.as_slice(), &device), grads)
     }
 
     #[test]

@@ -55,14 +55,15 @@ fn sorted(probabilities: &[f64], key: impl Fn(usize) -> f64) -> Vec<usize> {
 
 impl Reference {
     fn new(logits: &[f64], sampling: &Sampling) -> Self {
-        let tempered: Vec<f64> = logits.iter().map(|l| l / f64::from(sampling.temperature)).collect();
+        // Adding 0 makes a negative zero equal to zero.
+        let tempered: Vec<f64> = logits.iter().map(|l| l / f64::from(sampling.temperature) + 0.0).collect();
         let mut reference = Self { probabilities: softmax(&tempered), margin: f64::INFINITY };
         if sampling.top_k > 0 {
-            let order = sorted(&reference.probabilities, |i| -tempered[i]);
+            let order = sorted(&reference.probabilities, |i| 0.0 - tempered[i]);
             reference.cut(&order, sampling.top_k, |i| tempered[i]);
         }
         if sampling.top_p < 1.0 {
-            let order = sorted(&reference.probabilities, |i| -tempered[i]);
+            let order = sorted(&reference.probabilities, |i| 0.0 - tempered[i]);
             reference.cut_mass(&order, sampling.top_p.into());
         }
         if sampling.min_p > 0.0 {

@@ -8,7 +8,7 @@ use aligner_core::Detokenize;
 const REPLACEMENT: char = '\u{FFFD}';
 
 /// Pending tokens at which the oldest are settled although the text does not end in a whole character.
-const MOST_PENDING: usize = 16;
+const MOST_PENDING: usize = 64;
 
 /// A character has four bytes at most and a token at least one, so older tokens do not change any more.
 const SETTLED_AFTER: usize = 4;
