@@ -37,7 +37,7 @@ fn smollm2_knows_the_capital_of_france() {
 fn a_conversation_through_a_pipe_is_answers_alone() {
     let scene = scene();
     let question = "How was the fish stew at the Old Mill?";
-    let call = scene.aligner_fed(&format!("{question}\n"), &["chat", "chatty", "--max-tokens", "20"]);
+    let call = scene.aligner_fed(format!("{question}\n"), &["chat", "chatty", "--max-tokens", "20"]);
     let generated = scene.aligner(&["generate", "chatty", question, "--max-tokens", "20"]);
     assert_eq!(call.succeeds(), generated.succeeds());
     assert!(!call.stdout.contains('\u{1b}') && !call.stdout.trim().is_empty());

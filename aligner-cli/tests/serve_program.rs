@@ -21,16 +21,16 @@ impl Program {
         command.args(["serve", "model", "--port", "0"]).args(arguments).current_dir(scene.path(""));
         command.env("ALIGNER_API_KEY", "secret").stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        loop {
+        let log = BufReader::new(child.stderr.take().unwrap());
+        let mut program = Self { child, log, address: String::new() };
+        while program.address.is_empty() {
             let mut line = String::new();
-            if log.read_line(&mut line).unwrap() == 0 {
-                panic!("it ended before it served: {:?}", child.wait());
-            }
+            assert!(program.log.read_line(&mut line).unwrap() > 0, "it ended before it served");
             if let Some((_, address)) = line.trim().split_once(" on http://") {
-                return Self { address: address.into(), child, log };
+                program.address = address.into();
             }
         }
+        program
     }
 
     /// Asks for `tokens` tokens and gives the connection.

@@ -72,7 +72,7 @@ impl Format {
         }
         let choices: Vec<Value> = wholes.into_iter().map(|whole| self.choice(whole)).collect();
         let kind = if self.form == Form::Chat { "chat.completion" } else { "text_completion" };
-        let mut body = self.envelope(kind, choices);
+        let mut body = self.envelope(kind, &choices);
         body["usage"] = self.usage(answer.generated());
         json_response(StatusCode::OK, &body)
     }
@@ -145,7 +145,7 @@ impl Format {
     }
 
     fn chunk(&self, choice: Value) -> String {
-        let mut chunk = self.envelope(self.chunk_kind(), vec![choice]);
+        let mut chunk = self.envelope(self.chunk_kind(), &[choice]);
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
@@ -155,7 +155,7 @@ impl Format {
     /// What comes after the last token.
     fn closing(&self, generated: usize) -> impl Iterator<Item = String> + use<> {
         let usage = self.include_usage.then(|| {
-            let mut chunk = self.envelope(self.chunk_kind(), Vec::new());
+            let mut chunk = self.envelope(self.chunk_kind(), &[]);
             chunk["usage"] = self.usage(generated);
             chunk.to_string()
         });
@@ -166,7 +166,7 @@ impl Format {
         if self.form == Form::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn envelope(&self, kind: &str, choices: Vec<Value>) -> Value {
+    fn envelope(&self, kind: &str, choices: &[Value]) -> Value {
         json!({
             "id": self.id,
             "object": kind,
