@@ -43,7 +43,10 @@ pub struct PagedEngine {
 
 impl std::fmt::Debug for PagedEngine {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("PagedEngine").field("config", &self.config).field("stats", &self.stats()).finish()
+        out.debug_struct("PagedEngine")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

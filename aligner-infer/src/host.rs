@@ -147,17 +147,17 @@ pub(crate) fn forward<'a>(
 /// Activations `[rows, columns]` at the front of a buffer.
 pub(crate) struct Rows {
     data: Vec<f32>,
-    rows: usize,
+    count: usize,
     columns: usize,
 }
 
 impl Rows {
     fn values(&self) -> &[f32] {
-        &self.data[..self.rows * self.columns]
+        &self.data[..self.count * self.columns]
     }
 
     fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.data[..self.rows * self.columns]
+        &mut self.data[..self.count * self.columns]
     }
 }
 
@@ -172,7 +172,7 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     fn rows(&mut self, rows: usize, columns: usize) -> Rows {
-        Rows { data: self.buffers.take(rows * columns), rows, columns }
+        Rows { data: self.buffers.take(rows * columns), count: rows, columns }
     }
 
     fn recycle(&mut self, rows: Rows) {
@@ -201,7 +201,7 @@ impl Pass<'_> {
         for (to, &from) in kept.iter().enumerate() {
             x.data.copy_within(from * x.columns..(from + 1) * x.columns, to * x.columns);
         }
-        x.rows = kept.len();
+        x.count = kept.len();
     }
 }
 
@@ -209,13 +209,13 @@ impl Exec for Pass<'_> {
     type Rows = Rows;
 
     fn norm(&mut self, x: &Rows, weight: ParamId, epsilon: f32) -> Result<Rows> {
-        let mut out = self.rows(x.rows, x.columns);
+        let mut out = self.rows(x.count, x.columns);
         norm_rows(x.values(), self.weights.vector(weight), epsilon, out.values_mut());
         Ok(out)
     }
 
     fn linears<const N: usize>(&mut self, x: Rows, layers: [Linear; N]) -> Result<[Rows; N]> {
-        let mut outs = layers.map(|layer| self.rows(x.rows, self.weights.matrix(layer.weight).shape()[0]));
+        let mut outs = layers.map(|layer| self.rows(x.count, self.weights.matrix(layer.weight).shape()[0]));
         let mut next = outs.iter_mut();
         let group = layers.map(|layer| Product {
             weight: self.weights.matrix(layer.weight),
@@ -223,7 +223,7 @@ impl Exec for Pass<'_> {
             out: next.next().map_or(&mut [], Rows::values_mut),
             add: false,
         });
-        products(x.values(), x.rows, group);
+        products(x.values(), x.count, group);
         self.recycle(x);
         Ok(outs)
     }
@@ -247,7 +247,7 @@ impl Exec for Pass<'_> {
         }
         self.recycle(k);
         self.recycle(v);
-        let mut out = self.rows(q.rows, q.columns);
+        let mut out = self.rows(q.count, q.columns);
         let [keys, values] = &self.store.layers[layer];
         let spans = (self.batch.spans.as_slice(), self.batch.table.as_slice());
         paged_attention(q.values(), PagedKv { keys, values }, spans, shape, out.values_mut());
@@ -260,7 +260,7 @@ impl Exec for Pass<'_> {
     }
 
     fn gate(&mut self, mut gate: Rows, up: Rows) -> Result<Rows> {
-        let values = gate.rows * gate.columns;
+        let values = gate.count * gate.columns;
         gate_rows(&mut gate.data[..values], up.values());
         self.recycle(up);
         Ok(gate)
@@ -271,7 +271,7 @@ impl Exec for Pass<'_> {
             Self::gather(&mut residual, kept);
         }
         let (weight, bias) = (self.weights.matrix(layer.weight), self.weights.bias(layer));
-        let rows = x.rows;
+        let rows = x.count;
         products(x.values(), rows, [Product { weight, bias, out: residual.values_mut(), add: true }]);
         self.recycle(x);
         Ok(residual)

@@ -75,13 +75,12 @@ impl Pages {
 
     /// A page of one's own; the longest idle prefix is forgotten where none is free.
     pub(crate) fn take(&mut self) -> Option<Page> {
-        let page = match self.free.pop() {
-            Some(page) => page,
-            None => {
-                let (_, page) = self.idle.pop_first()?;
-                self.forget(page);
-                page
-            }
+        let page = if let Some(page) = self.free.pop() {
+            page
+        } else {
+            let (_, page) = self.idle.pop_first()?;
+            self.forget(page);
+            page
         };
         self.slots[page as usize].holders = 1;
         Some(page)

@@ -30,7 +30,7 @@ fn request(number: u64) -> Request {
     let rng = Rng::new(&[2, kind]);
     let shared = rng.below(0, 5);
     let prefix: Vec<u32> = (0..shared * 13).map(|i| (i * (shared + 3) % 61) as u32).collect();
-    let own = (0..1 + rng.below(1, 30)).map(|i| rng.below(10 + i, 61) as u32);
+    let own = (0..=rng.below(1, 30)).map(|i| rng.below(10 + i, 61) as u32);
     let tokens = prefix.into_iter().chain(own).collect();
     let sampling = Sampling {
         max_tokens: 1 + rng.below(2, 100) as usize,
@@ -88,7 +88,8 @@ fn random_requests_on_a_tiny_cache() {
                     let request = request(number);
                     let streamed = tokens.remove(&id).unwrap_or_default();
                     let expected = alone.entry(request.prompt.id.clone()).or_insert_with(|| {
-                        reference.generate(&[request.prompt.clone()], &request.sampling).unwrap().remove(0)
+                        let prompt = std::slice::from_ref(&request.prompt);
+                        reference.generate(prompt, &request.sampling).unwrap().remove(0)
                     });
                     let start = request.prompt.tokens.len();
                     assert_eq!(streamed, sample.tokens[start..], "events of request {number}");

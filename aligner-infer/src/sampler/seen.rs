@@ -32,7 +32,9 @@ impl Seen {
         let counts = penalties != (1.0, 0.0, 0.0);
         let mut seen = Self { counts, ..Self::default() };
         if counts {
-            prompt.iter().for_each(|&token| seen.entry(token).in_prompt = true);
+            for &token in prompt {
+                seen.entry(token).in_prompt = true;
+            }
         }
         seen
     }
@@ -86,7 +88,9 @@ mod tests {
     fn counts_follow_pushes_and_pops() {
         let sampling = Sampling { frequency_penalty: 1.0, ..Sampling::default() };
         let mut seen = Seen::new(&[5, 6, 5], &sampling);
-        [6, 7, 7].into_iter().for_each(|token| seen.push(token));
+        for token in [6, 7, 7] {
+            seen.push(token);
+        }
         seen.pop(7);
         let entries: Vec<_> = seen.entries().iter().map(|e| (e.token, e.in_prompt, e.count)).collect();
         assert_eq!(entries, [(5, true, 0), (6, true, 1), (7, false, 1)]);

@@ -86,7 +86,7 @@ impl Reference {
             let kept = reference.cut_mass(&order, sampling.typical_p.into());
             if let Some(&next) = order.get(kept) {
                 let gap = key(next) - key(order[kept - 1]);
-                let equal = logits[next] == logits[order[kept - 1]];
+                let equal = logits[next].total_cmp(&logits[order[kept - 1]]).is_eq();
                 reference.margin = reference.margin.min(if equal { f64::INFINITY } else { gap });
             }
         }

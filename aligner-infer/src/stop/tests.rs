@@ -177,7 +177,9 @@ fn bytes_that_are_no_text_match_decoding_everything_in_bounded_work() {
         let detokenizer = Arc::new(Bytes { tokens, longest: AtomicUsize::new(0) });
         let stops = [vec![], vec!["€a".to_owned()], vec!["bb".to_owned(), "ab€".to_owned()]];
         let mut stream = TextStream::new(detokenizer.clone(), &Sampling::default());
-        ids.iter().for_each(|&token| drop(stream.push(token)));
+        for &token in &ids {
+            stream.push(token);
+        }
         let longest = detokenizer.longest.load(Ordering::Relaxed);
         assert!(longest <= 2 * 64 + 4, "{longest} tokens decoded at once");
         let detokenizer: Arc<dyn Detokenize> = detokenizer;

@@ -133,7 +133,7 @@ impl Task<'_> {
     fn row(&self, row: usize, position: usize) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let group = heads / kv_heads;
-        let pages = &self.pages[..position / PAGE + 1];
+        let pages = &self.pages[..=position / PAGE];
         SCORES.with_borrow_mut(|scores| {
             let padded = pages.len() * PAGE;
             if scores.len() < 4 * padded {

@@ -37,7 +37,7 @@ pub struct Product<'a> {
 /// # Panics
 /// Where a slice does not have the size that `rows` and the weights ask for: the caller's mistake.
 pub fn products<const N: usize>(x: &[f32], rows: usize, mut group: [Product<'_>; N]) {
-    let inputs = if rows == 0 { return } else { x.len() / rows };
+    let Some(inputs) = x.len().checked_div(rows) else { return };
     for product in &group {
         let [outputs, columns] = product.weight.shape();
         assert!(columns == inputs && x.len() == rows * inputs, "input of a product");
@@ -122,10 +122,9 @@ dispatched!(fn run_int4(block: &Block<'_>, weight: Int4<'_>, columns: Range<usiz
 macro_rules! block {
     ($name:ident, $weight:ident) => {
         #[inline(always)]
-        #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
         unsafe fn $name<V: Vector>(block: &Block<'_>, weight: $weight<'_>, columns: Range<usize>) {
             // SAFETY: as the caller promises.
-            unsafe { multiply::<V, _>(block, weight, columns) }
+            unsafe { multiply::<V, _>(block, &weight, columns) }
         }
     };
 }
@@ -141,33 +140,33 @@ block!(int4_block, Int4);
 /// these columns of the output.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
-unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: W, columns: Range<usize>) {
+unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, columns: Range<usize>) {
     let mut column = columns.start;
     // SAFETY: tiles stay within the block's rows and the range of columns.
     unsafe {
         if block.rows == 1 {
             while column + 2 * TILE <= columns.end {
-                tile::<V, W, 1, 2>(block, &weight, 0, column);
+                tile::<V, W, 1, 2>(block, weight, 0, column);
                 column += 2 * TILE;
             }
         }
         while column + TILE <= columns.end {
             let mut row = 0;
             while row + 3 <= block.rows && block.rows - row != 4 {
-                tile::<V, W, 3, 1>(block, &weight, row, column);
+                tile::<V, W, 3, 1>(block, weight, row, column);
                 row += 3;
             }
             while row + 2 <= block.rows {
-                tile::<V, W, 2, 1>(block, &weight, row, column);
+                tile::<V, W, 2, 1>(block, weight, row, column);
                 row += 2;
             }
             if row < block.rows {
-                tile::<V, W, 1, 1>(block, &weight, row, column);
+                tile::<V, W, 1, 1>(block, weight, row, column);
             }
             column += TILE;
         }
         while column < columns.end {
-            (0..block.rows).for_each(|row| single::<V, W>(block, &weight, row, column));
+            (0..block.rows).for_each(|row| single::<V, W>(block, weight, row, column));
             column += 1;
         }
     }
@@ -179,6 +178,7 @@ unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: W, columns:
 /// Rows and columns are the block's and the weight's.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+#[expect(clippy::needless_range_loop, reason = "loops over constants, unrolled into registers")]
 unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize>(
     block: &Block<'_>,
     weight: &W,
