@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, FinishReason, Prompt, Request, Sampling};
 use aligner_data::Message;
+use aligner_infer::CacheSize;
 use anyhow::ensure;
 use serde_json::{Map, Value};
 
@@ -50,7 +51,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Usage(format!("{shown}: the model has no chat template; `aligner generate` continues texts"))
     );
     let sampling = arguments.sampling.sampling(&model)?;
-    let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer)?;
+    let mut engine =
+        wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer, CacheSize::default())?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut chat = Chat {
         detokenize: Arc::new(model.tokenizer.clone()),

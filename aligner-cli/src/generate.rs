@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, Prompt, Request, Sampling};
+use aligner_infer::CacheSize;
 use anyhow::{Context as _, ensure};
 use serde_json::{Map, Value};
 
@@ -71,7 +72,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for (at, asked) in asked.iter().enumerate() {
         requests.extend(requests_of(asked, &model, &sampling, arguments)?.map(|request| (at, request)));
     }
-    let mut engine = wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer)?;
+    let mut engine =
+        wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer, CacheSize::default())?;
     if let Some(path) = &arguments.output {
         let output = batch::Output { path, logps: arguments.logps };
         return batch::run(&mut engine, &model.tokenizer, &asked, requests, &output);

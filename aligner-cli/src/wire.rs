@@ -10,7 +10,7 @@ use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
 use aligner_core::{Communicator, Device, Error, Group, Needs, ParamSet};
 use aligner_data::{Tokenizer, now_secs};
-use aligner_infer::{EngineConfig, PagedEngine};
+use aligner_infer::{CacheSize, EngineConfig, PagedEngine};
 #[cfg(feature = "cuda")]
 use anyhow::Context;
 use anyhow::{bail, ensure};
@@ -110,12 +110,17 @@ pub(crate) fn alone() -> Arc<dyn Communicator> {
     Arc::new(aligner_parallel::Solo)
 }
 
-/// An engine that answers with `model`.
+/// An engine that answers with `model`, on a cache of this size.
 ///
 /// # Errors
 /// Too little free memory for a cache, a model with a scalar head.
-pub(crate) fn engine(model: CausalLm, tokenizer: &Tokenizer) -> anyhow::Result<PagedEngine> {
-    Ok(PagedEngine::new(model, EngineConfig::default())?.with_text(Arc::new(tokenizer.clone())))
+pub(crate) fn engine(
+    model: CausalLm,
+    tokenizer: &Tokenizer,
+    cache: CacheSize,
+) -> anyhow::Result<PagedEngine> {
+    Ok(PagedEngine::new(model, EngineConfig { cache, ..EngineConfig::default() })?
+        .with_text(Arc::new(tokenizer.clone())))
 }
 
 /// The device that computes.

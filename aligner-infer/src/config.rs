@@ -28,7 +28,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            cache: CacheSize::Share(0.3),
+            cache: CacheSize::default(),
             max_batch_tokens: 512,
             max_running: 256,
             prefix_cache: true,
@@ -46,6 +46,14 @@ pub enum CacheSize {
     Bytes(usize),
     /// As a part of the memory that is free when the engine starts.
     Share(f32),
+    /// As many pages as these tokens fill.
+    Tokens(usize),
+}
+
+impl Default for CacheSize {
+    fn default() -> Self {
+        Self::Share(0.3)
+    }
 }
 
 /// What a refit does to the requests that run.
@@ -101,6 +109,7 @@ impl EngineConfig {
         let bytes = match self.cache {
             CacheSize::Bytes(bytes) => bytes,
             CacheSize::Share(share) => (free_memory() as f64 * f64::from(share)) as usize,
+            CacheSize::Tokens(tokens) => tokens.div_ceil(PAGE).saturating_mul(Store::page_bytes(config)),
         };
         let most = config.max_positions.div_ceil(PAGE).saturating_add(1).saturating_mul(self.max_running);
         (bytes / Store::page_bytes(config).max(1)).min(most)

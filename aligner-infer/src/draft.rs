@@ -56,7 +56,7 @@ impl Draft {
     /// Computes the planned tokens, and fills the proposals, whose lengths are planned, with tokens.
     ///
     /// # Errors
-    /// Those of the forward pass and of drawing.
+    /// Those of the forward pass.
     pub(crate) fn propose(&mut self, jobs: &mut [Job], plan: &[Part], store: &mut Store) -> Result<()> {
         self.batch.clear();
         self.drafting.clear();
@@ -77,7 +77,7 @@ impl Draft {
             let (weights, batch, buffers) = (&self.weights, &self.batch, &mut self.buffers);
             let logits = rayon::scope(|_| forward(weights, store, batch, buffers))?;
             for (&job, logits) in self.drafting.iter().zip(logits.chunks_exact(vocab)) {
-                SAMPLER.with_borrow_mut(|sampler| jobs[job].draft(sampler, logits, index))?;
+                SAMPLER.with_borrow_mut(|sampler| jobs[job].draft(sampler, logits, index));
             }
             index += 1;
             self.drafting.retain(|&job| index < jobs[job].proposal.len());

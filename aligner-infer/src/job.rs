@@ -161,15 +161,15 @@ impl Job {
         self.proposal.resize(tokens, 0);
     }
 
-    /// Draws the proposal's token `index` from a draft model's logits.
-    pub(crate) fn draft(&mut self, sampler: &mut Sampler, logits: &[f32], index: usize) -> Result<()> {
+    /// Draws the proposal's token `index` from a draft model's logits; the proposal ends before it where
+    /// they cannot be drawn from.
+    pub(crate) fn draft(&mut self, sampler: &mut Sampler, logits: &[f32], index: usize) {
         let row =
             Row { logits, sampling: &self.request.sampling, seen: &self.seen, id: &self.request.prompt.id };
-        let token = sampler.sample(&row, self.rng)?.token;
-        self.proposal[index] = token;
-        self.seen.push(token);
+        let Ok(drawn) = sampler.sample(&row, self.rng) else { return self.proposal.truncate(index) };
+        self.proposal[index] = drawn.token;
+        self.seen.push(drawn.token);
         self.drafts_seen += 1;
-        Ok(())
     }
 
     /// Takes the proposal out of what was seen: none of it is drawn yet.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aligner_core::Engine;
+use aligner_infer::CacheSize;
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpListener;
 
@@ -71,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let tokenizer = model.tokenizer.clone();
     let engine = EngineHandle::start(arguments.max_queue, move || {
         let policy = model.policy(&wire::device("cpu")?)?;
-        let engine: Box<dyn Engine> = Box::new(wire::engine(policy, &model.tokenizer)?);
+        let engine: Box<dyn Engine> = Box::new(wire::engine(policy, &model.tokenizer, CacheSize::default())?);
         Ok(engine)
     })?;
     let address = listener.local_addr()?;

@@ -1,8 +1,10 @@
 //! Greedy answers to a run's sample prompts.
 
 use aligner_core::model::CausalLm;
+use aligner_core::ops::rows::PAGE;
 use aligner_core::{Engine as _, Prompt, Sample, Sampling};
 use aligner_data::{Message, Tokenizer};
+use aligner_infer::CacheSize;
 
 use super::session::Session;
 use crate::progress::Count;
@@ -24,7 +26,11 @@ impl Session {
         let params = self.learner.policy().params().clone();
         let device = wire::device(&self.run.config.model.device)?;
         let model = CausalLm::new(self.model_config.clone(), params, &device)?;
-        let mut engine = wire::engine(model, &self.model.tokenizer)?;
+        // Training has the memory: a cache for these answers and no more, with each one's last page and
+        // the one beside it.
+        let room = |prompt: &Prompt| prompt.tokens.len() + sampling.max_tokens + 2 * PAGE;
+        let cache = CacheSize::Tokens(self.prompts.iter().map(room).sum());
+        let mut engine = wire::engine(model, &self.model.tokenizer, cache)?;
         let answering = Count::start("answering the sample prompts", 0);
         let samples = engine.generate(&self.prompts, &sampling)?;
         drop(answering);

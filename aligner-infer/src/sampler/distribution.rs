@@ -23,11 +23,6 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// All probability on one token.
-    pub fn point(token: u32) -> Self {
-        Self { tokens: vec![token], weights: vec![1.0], total: 1.0, ..Self::default() }
-    }
-
     /// The probability of `token`: 0 where it is not kept.
     pub fn probability(&self, token: u32) -> f64 {
         let weight = self.weight(token);
