@@ -1,13 +1,15 @@
 //! The product in register tiles of 6 x 16, for processors with AVX2 and FMA.
 //!
 //! The scheme is Goto's (Goto and van de Geijn 2008): B is packed into strips of 16 columns, once for
-//! all threads; a row-major A is read where it lies, a transposed one is packed into strips of 6 rows.
-//! A library's product would pack both operands on every thread, which costs a training step a tenth of
-//! its time. Each element is summed over k in blocks of [`DEPTH`], whatever the number of rows.
+//! all threads, and each task packs its rows of A into strips of 6. Read where it lies, A would save the
+//! packing and lose four times that in the tiles: six streams, a power of two apart, for one. Each
+//! element is summed over k in blocks of [`DEPTH`], whatever the number of rows.
 
 use std::arch::x86_64::{
-    _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+    __m256, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps,
+    _mm256_unpacklo_ps,
 };
 
 use rayon::prelude::*;
@@ -26,6 +28,9 @@ const BLOCKS: [usize; 3] = [48, 42, 36];
 const PANEL: usize = 2048;
 /// How many k a packed strip's source is fetched ahead.
 const AHEAD: usize = 12;
+/// Elements between strips: without them the strips that are written together share a set of the
+/// first-level cache.
+const SKEW: usize = 16;
 /// Strips that one task packs.
 const PACKED_STRIPS: usize = 4;
 
@@ -50,11 +55,11 @@ pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, target: Target<'_>, parallel: bool) {
     if a.rows == 0 || n == 0 {
         return;
     }
-    let mut data = unfilled(PANEL.min(n).next_multiple_of(COLUMNS) * DEPTH.min(inner));
+    let mut data = unfilled(PANEL.min(n).div_ceil(COLUMNS) * pitch(COLUMNS, DEPTH.min(inner)));
     for first in (0..n).step_by(PANEL) {
         for start in (0..inner).step_by(DEPTH) {
             let (columns, depth) = (PANEL.min(n - first), DEPTH.min(inner - start));
-            let data = &mut data[..columns.next_multiple_of(COLUMNS) * depth];
+            let data = &mut data[..columns.div_ceil(COLUMNS) * pitch(COLUMNS, depth)];
             let panel = Panel::pack(data, b, [first, columns], [start, depth], parallel);
             let output = if start > 0 { Output::Add } else { target.output };
             let tasks = panel.tasks(a, parallel);
@@ -75,7 +80,12 @@ fn block(rows: usize, threads: usize) -> usize {
     BLOCKS.into_iter().min_by_key(last).unwrap_or(BLOCKS[0])
 }
 
-/// A block of B in strips: `[strips, depth, 16]`.
+/// How far apart the strips of `width` are.
+fn pitch(width: usize, depth: usize) -> usize {
+    width * depth + SKEW
+}
+
+/// A block of B in strips: each `[depth, 16]`.
 struct Panel<'a> {
     data: &'a [f32],
     first: usize,
@@ -105,7 +115,7 @@ impl<'a> Panel<'a> {
             let end = (first + columns).min(column + PACKED_STRIPS * COLUMNS);
             pack::<COLUMNS>(strips, b.t(), column..end, start, depth);
         };
-        let group = PACKED_STRIPS * COLUMNS * depth;
+        let group = PACKED_STRIPS * pitch(COLUMNS, depth);
         if parallel {
             data.par_chunks_mut(group).enumerate().for_each(fill);
         } else {
@@ -119,10 +129,7 @@ impl<'a> Panel<'a> {
         let threads = if parallel { rayon::current_num_threads() } else { 1 };
         let block = block(a.rows, threads);
         let wanted = if parallel { 4 * threads } else { 1 };
-        // Tasks that only read A are cut once more, so that the last ones end together.
-        let parts =
-            wanted.div_ceil(a.rows.div_ceil(block)).max(1 + usize::from(parallel && a.col_stride == 1));
-        let step = all.div_ceil(parts);
+        let step = all.div_ceil(wanted.div_ceil(a.rows.div_ceil(block)));
         let of_row = |row: usize| {
             let rows = block.min(a.rows - row);
             (0..all).step_by(step).map(move |strip| Task { row, rows, strip, strips: step.min(all - strip) })
@@ -134,47 +141,31 @@ impl<'a> Panel<'a> {
     fn multiply(&self, a: Mat<'_>, task: &Task, target: Target<'_>) {
         let stride = target.stride;
         let (row, rows, depth) = (task.row, task.rows, self.depth);
-        let in_place = a.col_stride == 1 && rows.is_multiple_of(ROWS);
-        let mut packed = Vec::new();
-        if !in_place {
-            packed = unfilled(rows.next_multiple_of(ROWS) * depth);
-            pack::<ROWS>(&mut packed, a, row..row + rows, self.start, depth);
-        }
-        let strips = self.data.chunks_exact(COLUMNS * depth).enumerate().skip(task.strip).take(task.strips);
-        for (strip, b) in strips {
+        let mut packed = unfilled(rows.div_ceil(ROWS) * pitch(ROWS, depth));
+        pack::<ROWS>(&mut packed, a, row..row + rows, self.start, depth);
+        let strips = self.data.chunks_exact(pitch(COLUMNS, depth)).enumerate();
+        for (strip, b) in strips.skip(task.strip).take(task.strips) {
             let column = strip * COLUMNS;
             let width = COLUMNS.min(self.columns - column);
-            for tile in (0..rows).step_by(ROWS) {
+            for (tile, a) in packed.chunks_exact(pitch(ROWS, depth)).enumerate() {
+                let tile = tile * ROWS;
                 let height = ROWS.min(rows - tile);
-                let operand = if in_place {
-                    let at = (row + tile) * a.row_stride + self.start;
-                    let data = &a.data[at..][..(ROWS - 1) * a.row_stride + depth];
-                    Rows { data, row: a.row_stride, k: 1 }
-                } else {
-                    Rows { data: &packed[tile * depth..][..ROWS * depth], row: 1, k: ROWS }
-                };
+                let (a, b) = (&a[..ROWS * depth], &b[..COLUMNS * depth]);
                 let c =
                     target.c.at((row + tile) * stride + self.first + column, (height - 1) * stride + width);
-                let out = Out { c, stride, alpha: target.alpha, add: target.output == Output::Add };
+                let (alpha, add) = (target.alpha, target.output == Output::Add);
+                let out = Out { c, stride, alpha, add, fetch: tile == 0 };
                 // SAFETY: `available` was checked, and no other task has these rows and columns.
                 unsafe {
                     if height == ROWS && width == COLUMNS {
-                        tile_product(operand, b, out);
+                        tile_product(a, b, out);
                     } else {
-                        edge_product(operand, b, out, [height, width]);
+                        edge_product(a, b, out, [height, width]);
                     }
                 }
             }
         }
     }
-}
-
-/// Six rows of A: element (i, k) is `data[i * row + k * self.k]`.
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    data: &'a [f32],
-    row: usize,
-    k: usize,
 }
 
 /// A tile's place in C, and what is done with the product.
@@ -184,6 +175,8 @@ struct Out {
     stride: usize,
     alpha: f32,
     add: bool,
+    /// Whether to fetch the strip of B that follows.
+    fetch: bool,
 }
 
 /// Packs rows `lead` of `source`, columns `start..start + depth`, into strips of `W` rows, each
@@ -207,18 +200,18 @@ fn pack<const W: usize>(
             unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) }
         }
         for (strip, from) in
-            strips.chunks_exact_mut(W * depth).zip(source.data[at..][..beside].chunks_exact(W))
+            strips.chunks_exact_mut(pitch(W, depth)).zip(source.data[at..][..beside].chunks_exact(W))
         {
             strip[k * W..][..W].copy_from_slice(from);
         }
     }
-    for (index, strip) in strips.chunks_exact_mut(W * depth).enumerate().skip(beside / W) {
+    for (index, strip) in strips.chunks_exact_mut(pitch(W, depth)).enumerate().skip(beside / W) {
         let first = lead.start + index * W;
         let width = W.min(lead.end.saturating_sub(first));
         if col_stride == 1 && width == W {
             let rows: [&[f32]; W] =
                 std::array::from_fn(|i| &source.data[(first + i) * row_stride + start..][..depth]);
-            transpose(strip, rows, depth);
+            transpose(strip, rows, W * row_stride);
         } else {
             strip.fill(0.0);
             for k in 0..depth {
@@ -230,17 +223,24 @@ fn pack<const W: usize>(
     }
 }
 
-/// Interleaves rows, in blocks of eight columns that stay in the first-level cache.
-fn transpose<const W: usize>(strip: &mut [f32], rows: [&[f32]; W], depth: usize) {
+/// Interleaves rows into a strip `[depth, W]`. The rows of the next strip lie `ahead` elements further.
+fn transpose<const W: usize>(strip: &mut [f32], rows: [&[f32]; W], ahead: usize) {
+    let (depth, pointers) = (rows[0].len(), rows.map(<[f32]>::as_ptr));
+    assert!(strip.len() >= depth * W && rows.iter().all(|row| row.len() == depth), "rows to interleave");
     let whole = depth / 8 * 8;
     for k in (0..whole).step_by(8) {
-        let mut block = [[0.0f32; 8]; W];
-        for (block, row) in block.iter_mut().zip(rows) {
-            block.copy_from_slice(&row[k..k + 8]);
+        if k % 16 == 0 {
+            for row in pointers {
+                // SAFETY: a prefetch reads nothing; any address will do.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(ahead + k).cast()) }
+            }
         }
-        for (offset, out) in strip[k * W..][..8 * W].chunks_exact_mut(W).enumerate() {
-            for (out, block) in out.iter_mut().zip(&block) {
-                *out = block[offset];
+        for first in (0..W).step_by(8) {
+            // SAFETY: whoever packs has checked `available`; each row has eight more elements, and the
+            // strip as many lines of `W`.
+            unsafe {
+                let block: [_; 8] = std::array::from_fn(|i| pointers[(first + i).min(W - 1)].add(k));
+                transpose_block::<W>(strip.as_mut_ptr().add(k * W + first), block);
             }
         }
     }
@@ -251,11 +251,49 @@ fn transpose<const W: usize>(strip: &mut [f32], rows: [&[f32]; W], depth: usize)
     }
 }
 
+/// Eight rows of eight, transposed, `W` elements apart; where `W` is less than eight, `W` of each.
+///
+/// # Safety
+/// The processor has AVX2; each row has eight elements; from `out`, seven times `W` and the smaller of
+/// `W` and eight.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn transpose_block<const W: usize>(out: *mut f32, rows: [*const f32; 8]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let r = rows.map(|row| _mm256_loadu_ps(row));
+        // Pairs of rows, then fours, then all eight.
+        let pair = |i: usize| (_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i], r[i + 1]));
+        let ((a0, a1), (b0, b1), (c0, c1), (d0, d1)) = (pair(0), pair(2), pair(4), pair(6));
+        let four = |low: __m256, high: __m256| {
+            (_mm256_shuffle_ps::<0x44>(low, high), _mm256_shuffle_ps::<0xEE>(low, high))
+        };
+        let ((t0, t1), (t2, t3)) = (four(a0, b0), four(a1, b1));
+        let ((u0, u1), (u2, u3)) = (four(c0, d0), four(c1, d1));
+        let (top, bottom) = ([t0, t1, t2, t3], [u0, u1, u2, u3]);
+        for i in 0..4 {
+            _mm256_storeu_ps(out.add(i * W), _mm256_permute2f128_ps::<0x20>(top[i], bottom[i]));
+        }
+        for i in 0..3 {
+            _mm256_storeu_ps(out.add((4 + i) * W), _mm256_permute2f128_ps::<0x31>(top[i], bottom[i]));
+        }
+        // A narrow strip's stores overlap: the next one repairs what each writes too much. Not the last.
+        let last = _mm256_permute2f128_ps::<0x31>(top[3], bottom[3]);
+        if W < 8 {
+            let mut values = [0.0f32; 8];
+            _mm256_storeu_ps(values.as_mut_ptr(), last);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(7 * W), W);
+        } else {
+            _mm256_storeu_ps(out.add(7 * W), last);
+        }
+    }
+}
+
 /// A tile at the border of C, through a buffer.
 ///
 /// # Safety
 /// As [`tile_product`], for `height` rows of `width`.
-unsafe fn edge_product(a: Rows<'_>, b: &[f32], out: Out, [height, width]: [usize; 2]) {
+unsafe fn edge_product(a: &[f32], b: &[f32], out: Out, [height, width]: [usize; 2]) {
     let mut tile = [0.0; ROWS * COLUMNS];
     // SAFETY: the buffer is a whole tile, and C's part is the caller's.
     unsafe {
@@ -269,35 +307,35 @@ unsafe fn edge_product(a: Rows<'_>, b: &[f32], out: Out, [height, width]: [usize
     }
 }
 
-/// `C (+)= alpha A B` for one tile; B is a strip `[depth, 16]`.
+/// `C (+)= alpha A B` for one tile; A is a strip `[depth, 6]`, B one `[depth, 16]`.
 ///
 /// # Safety
-/// The processor has AVX2 and FMA; `a` has six rows as deep as the strip; `out` has six rows of 16.
-unsafe fn tile_product(a: Rows<'_>, b: &[f32], out: Out) {
+/// The processor has AVX2 and FMA; `out` has six rows of 16.
+unsafe fn tile_product(a: &[f32], b: &[f32], out: Out) {
     let depth = b.len() / COLUMNS;
-    assert!(depth == 0 || (ROWS - 1) * a.row + (depth - 1) * a.k < a.data.len(), "six rows of A");
-    // SAFETY: as the caller promises; the rows were checked just now.
+    assert!(a.len() == depth * ROWS, "six rows of A");
+    // SAFETY: as the caller promises; A's size was checked just now.
     unsafe {
-        if a.row == 1 && a.k == ROWS {
-            tile::<true>(a.data.as_ptr(), 1, b.as_ptr(), depth, out);
+        if out.fetch {
+            tile::<true>(a.as_ptr(), b.as_ptr(), depth, out);
         } else {
-            tile::<false>(a.data.as_ptr(), a.row, b.as_ptr(), depth, out);
+            tile::<false>(a.as_ptr(), b.as_ptr(), depth, out);
         }
     }
 }
 
-/// The innermost loop. `PACKED` rows of A are interleaved, others lie `row` apart.
+/// The innermost loop. With `FETCH`, the strip after B is brought into the first-level cache meanwhile:
+/// the tile that starts it would wait for each line.
 ///
 /// # Safety
 /// As [`tile_product`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const PACKED: bool>(mut a: *const f32, row: usize, mut b: *const f32, depth: usize, out: Out) {
-    let row = if PACKED { 1 } else { row };
+unsafe fn tile<const FETCH: bool>(mut a: *const f32, mut b: *const f32, depth: usize, out: Out) {
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     // Spelt out: a loop over the six rows is not always unrolled into registers.
     macro_rules! multiply_row {
         ($i:literal, $low:ident, $high:ident) => {
-            let x = _mm256_broadcast_ss(&*a.add($i * row));
+            let x = _mm256_broadcast_ss(&*a.add($i));
             sums[$i][0] = _mm256_fmadd_ps(x, $low, sums[$i][0]);
             sums[$i][1] = _mm256_fmadd_ps(x, $high, sums[$i][1]);
         };
@@ -311,17 +349,23 @@ unsafe fn tile<const PACKED: bool>(mut a: *const f32, row: usize, mut b: *const 
             multiply_row!(3, low, high);
             multiply_row!(4, low, high);
             multiply_row!(5, low, high);
-            a = a.wrapping_add(if PACKED { ROWS } else { 1 });
+            a = a.wrapping_add(ROWS);
             b = b.wrapping_add(COLUMNS);
         };
     }
-    // SAFETY: step k reads row k of the strip and column k of the six rows, k < depth; the stores are
-    // inside the tile.
+    // SAFETY: step k reads row k of both strips, k < depth; the stores are inside the tile; a prefetch
+    // reads nothing.
     unsafe {
         for i in 0..ROWS {
             _mm_prefetch::<_MM_HINT_T0>(out.c.add(i * out.stride).cast());
         }
         for _ in 0..depth / 4 {
+            if FETCH {
+                for line in 0..4 {
+                    let ahead = b.wrapping_add(pitch(COLUMNS, depth) + line * COLUMNS);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                }
+            }
             step!();
             step!();
             step!();

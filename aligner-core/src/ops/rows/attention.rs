@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::vector::{LANES, Vector, dispatched};
+use super::vector::{LANES, Vector, dispatched, prefetch};
 use crate::ops::AttentionShape;
 use crate::ops::kernel::Shared;
 use crate::ops::simd;
@@ -180,6 +180,15 @@ struct Heads<'a> {
     visible: usize,
 }
 
+/// Fetches the lines of `N` vectors.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a few instructions")]
+fn fetch<const N: usize>(from: *const f32) {
+    for vector in (0..N).step_by(2) {
+        prefetch(from.wrapping_add(vector * LANES));
+    }
+}
+
 dispatched!(fn attend(heads: &Heads<'_>, scores: &mut [f32], out: &mut [f32]) = attend_with);
 
 #[inline(always)]
@@ -188,40 +197,54 @@ unsafe fn attend_with<V: Vector>(heads: &Heads<'_>, scores: &mut [f32], out: &mu
     // SAFETY: as the caller promises.
     unsafe {
         match heads.count {
-            1 => attend_heads::<V, 1>(heads, scores, out),
-            2 => attend_heads::<V, 2>(heads, scores, out),
-            3 => attend_heads::<V, 3>(heads, scores, out),
-            _ => attend_heads::<V, 4>(heads, scores, out),
+            1 => attend_heads::<V, 1, 4>(heads, scores, out),
+            2 => attend_heads::<V, 2, 4>(heads, scores, out),
+            3 => attend_heads::<V, 3, 2>(heads, scores, out),
+            _ => attend_heads::<V, 4, 2>(heads, scores, out),
         }
     }
 }
 
+/// `G` heads, `N` vectors at a time: enough sums that none waits for another.
+///
 /// # Safety
 /// The pages are the cache's; `scores` is `[G, pages * PAGE]`, `out` `[G, head_dim]`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
-unsafe fn attend_heads<V: Vector, const G: usize>(heads: &Heads<'_>, scores: &mut [f32], out: &mut [f32]) {
+unsafe fn attend_heads<V: Vector, const G: usize, const N: usize>(
+    heads: &Heads<'_>,
+    scores: &mut [f32],
+    out: &mut [f32],
+) {
     let (dim, padded) = (heads.head_dim, heads.pages.len() * PAGE);
+    let start = |page: u32| page as usize * heads.page + heads.head;
     for (at, &page) in heads.pages.iter().enumerate() {
-        let keys = &heads.keys[page as usize * heads.page + heads.head..][..dim * PAGE];
-        for half in (0..PAGE).step_by(2 * LANES) {
+        let keys = &heads.keys[start(page)..][..dim * PAGE];
+        let next = match heads.pages.get(at + 1) {
+            Some(&page) => heads.keys[start(page)..].as_ptr(),
+            None => heads.values[start(heads.pages[0])..].as_ptr(),
+        };
+        for part in (0..PAGE).step_by(N * LANES) {
             // SAFETY: `keys` has `dim` rows of PAGE, `scores` G rows of `padded`.
             unsafe {
-                let mut sums = [[V::splat(0.0); 2]; G];
+                let mut sums = [[V::splat(0.0); N]; G];
                 for d in 0..dim {
-                    let row = keys.as_ptr().add(d * PAGE + half);
-                    let (low, high) = (V::load(row), V::load(row.add(LANES)));
+                    fetch::<N>(next.wrapping_add(d * PAGE + part));
+                    let row = keys.as_ptr().add(d * PAGE + part);
+                    let keys: [V; N] = std::array::from_fn(|n| V::load(row.add(n * LANES)));
                     for (g, sums) in sums.iter_mut().enumerate() {
                         let q = V::splat(*heads.q.get_unchecked(g * dim + d));
-                        sums[0] = q.mul_add(low, sums[0]);
-                        sums[1] = q.mul_add(high, sums[1]);
+                        for (sum, key) in sums.iter_mut().zip(keys) {
+                            *sum = q.mul_add(key, *sum);
+                        }
                     }
                 }
                 let scale = V::splat(heads.scale);
                 for (g, sums) in sums.into_iter().enumerate() {
-                    let to = scores.as_mut_ptr().add(g * padded + at * PAGE + half);
-                    sums[0].mul(scale).store(to);
-                    sums[1].mul(scale).store(to.add(LANES));
+                    let to = scores.as_mut_ptr().add(g * padded + at * PAGE + part);
+                    for (n, sum) in sums.into_iter().enumerate() {
+                        sum.mul(scale).store(to.add(n * LANES));
+                    }
                 }
             }
         }
@@ -233,29 +256,33 @@ unsafe fn attend_heads<V: Vector, const G: usize>(heads: &Heads<'_>, scores: &mu
         *inverse = 1.0 / simd::exp_sum(seen, largest);
         hidden.fill(0.0);
     }
-    let whole = dim / (2 * LANES) * (2 * LANES);
-    for d in (0..whole).step_by(2 * LANES) {
+    let whole = dim / (N * LANES) * (N * LANES);
+    for d in (0..whole).step_by(N * LANES) {
         // SAFETY: as above; a page's values are PAGE rows of `dim`.
         unsafe {
-            let mut sums = [[V::splat(0.0); 2]; G];
+            let mut sums = [[V::splat(0.0); N]; G];
             for (at, &page) in heads.pages.iter().enumerate() {
-                let values = &heads.values[page as usize * heads.page + heads.head..][..dim * PAGE];
+                let values = &heads.values[start(page)..][..dim * PAGE];
+                let next = &heads.values[start(*heads.pages.get(at + 1).unwrap_or(&page))..];
                 let seen = PAGE.min(heads.visible - at * PAGE);
                 for offset in 0..seen {
+                    fetch::<N>(next.as_ptr().wrapping_add(offset * dim + d));
                     let row = values.as_ptr().add(offset * dim + d);
-                    let (low, high) = (V::load(row), V::load(row.add(LANES)));
+                    let values: [V; N] = std::array::from_fn(|n| V::load(row.add(n * LANES)));
                     for (g, sums) in sums.iter_mut().enumerate() {
                         let p = V::splat(*scores.get_unchecked(g * padded + at * PAGE + offset));
-                        sums[0] = p.mul_add(low, sums[0]);
-                        sums[1] = p.mul_add(high, sums[1]);
+                        for (sum, value) in sums.iter_mut().zip(values) {
+                            *sum = p.mul_add(value, *sum);
+                        }
                     }
                 }
             }
             for (g, sums) in sums.into_iter().enumerate() {
                 let scale = V::splat(inverse[g]);
                 let to = out.as_mut_ptr().add(g * dim + d);
-                sums[0].mul(scale).store(to);
-                sums[1].mul(scale).store(to.add(LANES));
+                for (n, sum) in sums.into_iter().enumerate() {
+                    sum.mul(scale).store(to.add(n * LANES));
+                }
             }
         }
     }

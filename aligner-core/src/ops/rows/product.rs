@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::vector::{LANES, Vector, dispatched};
+use super::vector::{LANES, Vector, dispatched, prefetch};
 use super::weight::{Columns, Weight};
 use crate::ops::kernel::Shared;
 
@@ -16,6 +16,8 @@ use crate::ops::kernel::Shared;
 const BLOCK: usize = 48;
 /// Columns of a tile; the tasks' ranges are multiples of it.
 const TILE: usize = 4;
+/// Tiles of rows among which the fetching of the next columns is spread.
+const FETCHING: usize = 4;
 /// Products below this many multiplications run on the calling thread.
 const SERIAL_BELOW: usize = 1 << 16;
 
@@ -146,22 +148,29 @@ unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, columns
     unsafe {
         if block.rows == 1 {
             while column + 2 * TILE <= columns.end {
-                tile::<V, W, 1, 2>(block, weight, 0, column);
+                tile::<V, W, 1, 2, 4>(block, weight, [0, column], Ahead::new(block, weight, column, 2, 1));
                 column += 2 * TILE;
             }
         }
         while column + TILE <= columns.end {
             let mut row = 0;
-            while row + 3 <= block.rows && block.rows - row != 4 {
-                tile::<V, W, 3, 1>(block, weight, row, column);
-                row += 3;
-            }
-            while row + 2 <= block.rows {
-                tile::<V, W, 2, 1>(block, weight, row, column);
-                row += 2;
-            }
-            if row < block.rows {
-                tile::<V, W, 1, 1>(block, weight, row, column);
+            let tiles = block.rows.div_ceil(3);
+            let fetching = tiles.min(FETCHING);
+            let mut ahead = Ahead::new(block, weight, column, 1, fetching);
+            for tile_of_rows in 0..tiles {
+                let left = block.rows - row;
+                let at = [row, column];
+                // Four rows are two and two: one alone would wait for its sums.
+                row += match (left, tiles == 1) {
+                    (1, true) => tile::<V, W, 1, 1, 2>(block, weight, at, ahead),
+                    (2, true) => tile::<V, W, 2, 1, 2>(block, weight, at, ahead),
+                    (3, true) => tile::<V, W, 3, 1, 2>(block, weight, at, ahead),
+                    (2 | 4, _) if tile_of_rows < fetching => tile::<V, W, 2, 1, 1>(block, weight, at, ahead),
+                    (2 | 4, _) => tile::<V, W, 2, 1, 0>(block, weight, at, ahead),
+                    _ if tile_of_rows < fetching => tile::<V, W, 3, 1, 1>(block, weight, at, ahead),
+                    _ => tile::<V, W, 3, 1, 0>(block, weight, at, ahead),
+                };
+                ahead.start = ahead.start.wrapping_add(block.inputs / LANES * ahead.step);
             }
             column += TILE;
         }
@@ -172,19 +181,37 @@ unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, columns
     }
 }
 
-/// `R` rows with `4 C` columns.
+/// What a tile fetches for the columns after it: `step` bytes at each of its steps.
+#[derive(Clone, Copy)]
+struct Ahead {
+    start: *const u8,
+    step: usize,
+}
+
+impl Ahead {
+    /// The columns after the `groups` tiles from `column`, fetched by `tiles` tiles.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+    fn new<W: Columns>(block: &Block<'_>, weight: &W, column: usize, groups: usize, tiles: usize) -> Self {
+        let columns = groups * TILE;
+        let bytes = columns * block.inputs * W::BITS / 8;
+        Self { start: weight.address(column + columns), step: (bytes * LANES / block.inputs).div_ceil(tiles) }
+    }
+}
+
+/// `R` rows with `4 C` columns; with `FETCH` prefetches at each step. Returns `R`.
 ///
 /// # Safety
 /// Rows and columns are the block's and the weight's.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
 #[expect(clippy::needless_range_loop, reason = "loops over constants, unrolled into registers")]
-unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize>(
+unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize, const FETCH: usize>(
     block: &Block<'_>,
     weight: &W,
-    row: usize,
-    column: usize,
-) {
+    [row, column]: [usize; 2],
+    mut ahead: Ahead,
+) -> usize {
     let whole = block.inputs / LANES * LANES;
     let x: [*const f32; R] = std::array::from_fn(|r| block.x[(row + r) * block.inputs..].as_ptr());
     // SAFETY: every k below `inputs` is inside of the rows and of the weight's columns.
@@ -193,6 +220,10 @@ unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize>(
         let mut k = 0;
         while k < whole {
             let x: [V; R] = std::array::from_fn(|r| V::load(x[r].add(k)));
+            for part in 0..FETCH {
+                prefetch(ahead.start.wrapping_add(part * ahead.step / FETCH));
+            }
+            ahead.start = ahead.start.wrapping_add(ahead.step);
             for c in 0..C {
                 for t in 0..TILE {
                     let w = weight.load::<V>(column + c * TILE + t, k);
@@ -217,6 +248,7 @@ unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize>(
             }
         }
     }
+    R
 }
 
 /// One element, in the tiles' order of summation.

@@ -166,6 +166,20 @@ impl Vector for Portable {
     }
 }
 
+/// Fetches a line of the cache.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "one instruction")]
+pub(super) fn prefetch<T>(from: *const T) {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing; any address will do.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+}
+
 /// Defines an entry that runs `$kernel::<V>` on the widest vector that this processor has.
 macro_rules! dispatched {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {

@@ -34,6 +34,10 @@ impl Weight<'_> {
 
 /// Columns of the transposed matrix, along the inner dimension.
 pub(super) trait Columns {
+    /// Bits of an element, scales left out.
+    const BITS: usize;
+    /// Where a column starts; it may be past the last.
+    fn address(&self, column: usize) -> *const u8;
     /// Eight elements from `k`.
     ///
     /// # Safety
@@ -63,6 +67,12 @@ impl<'a> F32<'a> {
 
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
 impl Columns for F32<'_> {
+    const BITS: usize = 32;
+
+    fn address(&self, column: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(column * self.shape[1]).cast()
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
         // SAFETY: as the caller promises.
@@ -84,6 +94,12 @@ pub struct Bf16<'a> {
 
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
 impl Columns for Bf16<'_> {
+    const BITS: usize = 16;
+
+    fn address(&self, column: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(column * self.shape[1]).cast()
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
         // SAFETY: as the caller promises.
@@ -107,6 +123,12 @@ pub struct Int8<'a> {
 
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
 impl Columns for Int8<'_> {
+    const BITS: usize = 8;
+
+    fn address(&self, column: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(column * self.shape[1]).cast()
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
         let at = column * self.shape[1] + k;
@@ -134,6 +156,12 @@ pub struct Int4<'a> {
 
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
 impl Columns for Int4<'_> {
+    const BITS: usize = 4;
+
+    fn address(&self, column: usize) -> *const u8 {
+        self.words.as_ptr().wrapping_add(column * self.shape[1] / 8).cast()
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, column: usize, k: usize) -> V {
         let at = column * self.shape[1] + k;
