@@ -236,15 +236,14 @@ unsafe fn tile<V: Vector, W: Columns, const R: usize, const C: usize, const FETC
         }
         for r in 0..R {
             for c in 0..C {
+                let (row, column) = (row + r, column + c * TILE);
                 let mut values = V::sums(sums[r][c]);
                 for (t, value) in values.iter_mut().enumerate() {
                     for k in whole..block.inputs {
-                        *value += *x[r].add(k) * weight.get(column + c * TILE + t, k);
+                        *value += *x[r].add(k) * weight.get(column + t, k);
                     }
                 }
-                for (t, value) in values.into_iter().enumerate() {
-                    put(block, row + r, column + c * TILE + t, value);
-                }
+                put(block, row, column, values);
             }
         }
     }
@@ -272,20 +271,29 @@ unsafe fn single<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, row: usiz
         for (k, x) in x.iter().enumerate().skip(whole) {
             value += x * weight.get(column, k);
         }
-        put(block, row, column, value);
+        put(block, row, column, [value]);
     }
 }
 
 /// # Safety
-/// The element is the block's.
+/// The elements are the block's.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
-unsafe fn put(block: &Block<'_>, row: usize, column: usize, value: f32) {
-    let value = block.bias.map_or(value, |bias| value + bias[column]);
+unsafe fn put<const N: usize>(block: &Block<'_>, row: usize, column: usize, mut values: [f32; N]) {
+    if let Some(bias) = block.bias {
+        for (value, bias) in values.iter_mut().zip(&bias[column..][..N]) {
+            *value += bias;
+        }
+    }
     // SAFETY: as the caller promises.
     unsafe {
-        let out = block.out.add(row * block.stride + column);
-        *out = if block.add { *out + value } else { value };
+        let out = block.out.add(row * block.stride + column).cast::<[f32; N]>();
+        if block.add {
+            for (value, held) in values.iter_mut().zip(&*out) {
+                *value += held;
+            }
+        }
+        *out = values;
     }
 }
 
