@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, FinishReason, Prompt, Request, Sampling};
 use aligner_data::Message;
-use aligner_infer::CacheSize;
 use anyhow::ensure;
 use serde_json::{Map, Value};
 
@@ -17,7 +16,7 @@ use self::signals::Signals;
 use crate::Usage;
 use crate::generate::{SamplingFlags, prompt, stream, write_out};
 use crate::progress::{colour, say};
-use crate::wire::{self, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel};
 
 /// Talk with a model; `/help` lists the commands.
 #[derive(Debug, clap::Args)]
@@ -29,6 +28,8 @@ pub(crate) struct Arguments {
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingFlags,
+    #[command(flatten)]
+    engine: EngineFlags,
     /// A directory with `tokenizer.json`, where the model's own has none.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
@@ -51,8 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Usage(format!("{shown}: the model has no chat template; `aligner generate` continues texts"))
     );
     let sampling = arguments.sampling.sampling(&model)?;
-    let mut engine =
-        wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer, CacheSize::default())?;
+    let mut engine = arguments.engine.engine(&model)?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut chat = Chat {
         detokenize: Arc::new(model.tokenizer.clone()),

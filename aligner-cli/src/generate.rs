@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, Prompt, Request, Sampling};
-use aligner_infer::CacheSize;
 use anyhow::{Context as _, ensure};
 use serde_json::{Map, Value};
 
@@ -20,7 +19,7 @@ pub(crate) use flags::SamplingFlags;
 use input::{Asked, Question};
 
 use crate::Usage;
-use crate::wire::{self, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel};
 
 /// Answer prompts with a model; prompts come as arguments, one a line on standard input, or from a file.
 #[derive(Debug, clap::Args)]
@@ -32,6 +31,8 @@ pub(crate) struct Arguments {
     prompts: Vec<String>,
     #[command(flatten)]
     sampling: SamplingFlags,
+    #[command(flatten)]
+    engine: EngineFlags,
     /// Answers to each prompt.
     #[arg(long = "n", value_name = "N", default_value_t = 1)]
     samples: u64,
@@ -72,8 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for (at, asked) in asked.iter().enumerate() {
         requests.extend(requests_of(asked, &model, &sampling, arguments)?.map(|request| (at, request)));
     }
-    let mut engine =
-        wire::engine(model.policy(&wire::device("cpu")?)?, &model.tokenizer, CacheSize::default())?;
+    let mut engine = arguments.engine.engine(&model)?;
     if let Some(path) = &arguments.output {
         let output = batch::Output { path, logps: arguments.logps };
         return batch::run(&mut engine, &model.tokenizer, &asked, requests, &output);

@@ -11,7 +11,7 @@ use aligner_data::Loader;
 
 use crate::arguments::RunFile;
 use crate::progress::{clock, result};
-use crate::train::total_steps;
+use crate::train::{engine_config, total_steps};
 use crate::wire::{self, Data, LoadedModel};
 use crate::{Registry, Run};
 use memory::Memory;
@@ -36,6 +36,11 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let mut out = shape.describe(&run, &data, steps);
     out.push_str(&memory::parameters(&model.checkpoint));
     out.push_str(&Memory::estimate(model.checkpoint.config(), &run, &shape).describe());
+    if !run.algorithm.needs().contains(Needs::SCORES) {
+        let prompts = data.prompts(run.config.run.sample_prompts)?;
+        let engine = engine_config(&prompts, run.config.run.sample_tokens);
+        out.push_str(&memory::cache(&engine, model.checkpoint.config(), prompts.len()));
+    }
     if arguments.measure {
         out.push_str(&time(&run, &model, &data, steps)?);
     } else {

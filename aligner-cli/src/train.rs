@@ -15,6 +15,7 @@ use crate::interrupt::{EXIT_CODE, Interrupt};
 use crate::progress::{result, say};
 use crate::rundir::Existing;
 use crate::{Registry, Run};
+pub(crate) use answers::engine_config;
 pub(crate) use length::total_steps;
 use session::Session;
 pub use summary::Outcome;

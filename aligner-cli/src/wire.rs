@@ -1,6 +1,7 @@
 //! From a run file to the objects that it names: model, tokenizer, data, engine.
 
 mod data;
+mod engine;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
 use aligner_core::{Communicator, Device, Error, Group, Needs, ParamSet};
 use aligner_data::{Tokenizer, now_secs};
-use aligner_infer::{CacheSize, EngineConfig, PagedEngine};
 #[cfg(feature = "cuda")]
 use anyhow::Context;
 use anyhow::{bail, ensure};
 
 pub(crate) use data::Data;
+pub(crate) use engine::{EngineFlags, engine};
 
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};
@@ -108,19 +109,6 @@ pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerpri
 /// The communicator of a run on one rank.
 pub(crate) fn alone() -> Arc<dyn Communicator> {
     Arc::new(aligner_parallel::Solo)
-}
-
-/// An engine that answers with `model`, on a cache of this size.
-///
-/// # Errors
-/// Too little free memory for a cache, a model with a scalar head.
-pub(crate) fn engine(
-    model: CausalLm,
-    tokenizer: &Tokenizer,
-    cache: CacheSize,
-) -> anyhow::Result<PagedEngine> {
-    Ok(PagedEngine::new(model, EngineConfig { cache, ..EngineConfig::default() })?
-        .with_text(Arc::new(tokenizer.clone())))
 }
 
 /// The device that computes.

@@ -131,6 +131,7 @@ fn plan_shows_batches_parameters_and_memory() {
         "moments",
         "reference",
         "activations",
+        "of keys and values while 2 sample prompts are answered",
         "a step",
     ] {
         assert!(out.contains(part), "no `{part}` in:\n{out}");

@@ -109,3 +109,41 @@ fn a_stop_text_ends_an_answer_before_itself() {
     let call = scene.aligner(&["generate", "model", "one", "--max-tokens", "12", &format!("--stop={stop}")]);
     assert_eq!(call.succeeds(), format!("{}\n", &whole[..first]));
 }
+
+#[test]
+fn guesses_and_a_small_cache_change_no_answer() {
+    let scene = Scene::new();
+    let with = |flags: &[&str]| {
+        let base = ["generate", "model", "one two one two", "--max-tokens", "12"];
+        scene.aligner(&[&base[..], flags].concat()).succeeds().to_string()
+    };
+    let plain = with(&[]);
+    assert_eq!(with(&["--speculate", "3"]), plain);
+    assert_eq!(with(&["--speculate", "3", "--draft-model", "model"]), plain);
+    assert_eq!(with(&["--cache", "1MiB"]), plain);
+}
+
+#[test]
+fn smaller_weights_tell_what_they_change() {
+    let scene = Scene::new();
+    for kind in ["bf16", "int8", "int4"] {
+        let call = scene.aligner(&["generate", "model", "one", "--max-tokens", "2", "--weights", kind]);
+        call.succeeds();
+        let told = ["beside the model's own, made in", "log-probabilities differ by"];
+        assert!(told.iter().all(|part| call.stderr.contains(part)), "{kind}: {}", call.stderr);
+    }
+}
+
+#[test]
+fn engine_flags_that_cannot_work_are_named() {
+    let scene = Scene::new();
+    for (flags, part) in [
+        (&["--cache", "lots"][..], "expected a size as in `512MiB`"),
+        (&["--cache", "1KiB"], "cache: too small for two pages"),
+        (&["--weights", "int2"], "possible values: f32, bf16, int8, int4"),
+        (&["--speculate", "2", "--draft-model", "nowhere"], "--draft-model"),
+    ] {
+        let call = scene.aligner(&[&["generate", "model", "one"], flags].concat());
+        call.fails(2, &[part]);
+    }
+}

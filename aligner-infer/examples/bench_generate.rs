@@ -7,7 +7,7 @@ use std::time::Instant;
 use aligner_core::model::CausalLm;
 use aligner_core::rng::Rng;
 use aligner_core::weights::Checkpoint;
-use aligner_core::{Device, Engine, Prompt, Request, Result, Sampling};
+use aligner_core::{Device, Engine, Policy as _, Prompt, Request, Result, Sampling};
 use aligner_infer::{CacheSize, EngineConfig, PackedKind, PagedEngine};
 
 /// 32 log-normal lengths between 8 and 256 with a mean near 96, as in the peers' script.
@@ -79,7 +79,45 @@ fn main() -> Result<()> {
         });
         report(name, 8 * 16, median(times.collect::<Result<_>>()?), engine.packed());
     }
+    refits(&model, &mut engine)
+}
+
+/// 200 refits to parameters of another set of tensors in turn, a request after each tenth.
+fn refits(model: &CausalLm, engine: &mut PagedEngine) -> Result<()> {
+    let mut other = model.params().clone();
+    other.iter_mut().for_each(|param| param.value = param.value.clone() * 1.0);
+    let prompts = [prompt(0, 64, model.config().vocab_size)];
+    let (mut times, mut before) = (Vec::new(), 0.0);
+    for version in 1..=200 {
+        let params = if version % 2 == 0 { model.params() } else { &other };
+        let start = Instant::now();
+        engine.refit(params, version)?;
+        times.push(start.elapsed().as_secs_f64());
+        if version % 10 == 0 {
+            run(engine, &prompts, &[4])?;
+        }
+        if version == 10 {
+            before = resident_mib();
+        }
+    }
+    report_refits(median(times.clone()), times.into_iter().fold(0.0, f64::max), resident_mib() - before);
     Ok(())
+}
+
+/// Memory of this process; 0 where the system does not say.
+fn resident_mib() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok());
+    pages.unwrap_or(0.0) * 4096.0 / f64::from(1 << 20)
+}
+
+#[expect(clippy::print_stdout, reason = "the result")]
+fn report_refits(median_s: f64, longest_s: f64, growth_mib: f64) {
+    let line = serde_json::json!({
+        "bench": "aligner refit", "refits": 200, "median_ms": median_s * 1e3, "longest_ms": longest_s * 1e3,
+        "growth_mib": growth_mib,
+    });
+    println!("{line}");
 }
 
 #[expect(clippy::print_stdout, reason = "the result")]

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::rows::PAGE;
+use aligner_core::weights::checksum;
 use aligner_core::{
-    Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Request, RequestId, Result,
+    Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Policy as _, Request, RequestId,
+    Result,
 };
 use rayon::prelude::*;
 
@@ -26,7 +28,7 @@ use crate::weights::Weights;
 pub struct PagedEngine {
     config: EngineConfig,
     /// The newest first; others are there for as long as requests end on them.
-    weights: Vec<Weights>,
+    pub(crate) weights: Vec<Weights>,
     pages: Pages,
     /// The model's keys and values, then a draft model's; none while unloaded.
     stores: Vec<Store>,
@@ -127,6 +129,12 @@ impl PagedEngine {
     pub fn packed(&self) -> (usize, std::time::Duration) {
         let bytes = self.weights.iter().map(Weights::packed_bytes).sum();
         (bytes, self.weights.first().map_or_else(Default::default, |weights| weights.packing))
+    }
+
+    /// A hash of the newest weights, [`aligner_core::weights::checksum`]: equal to the trainer's where a
+    /// refit took place.
+    pub fn checksum(&self) -> String {
+        self.weights.first().map(|weights| checksum(weights.model.params())).unwrap_or_default()
     }
 
     fn context(&self) -> usize {

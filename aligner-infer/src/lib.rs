@@ -9,12 +9,14 @@
 //! | `pages` | who holds which page; the prefix index |
 //! | `host` | the forward pass on host slices |
 //! | `draft` | a smaller model that proposes tokens |
+//! | `gap` | how far smaller weights are from the trainer's |
 //! | `weights` | handles of the weights, and smaller copies |
 //! | `sampler`, `stop` | logits to tokens, stop strings |
 
 mod config;
 mod draft;
 mod engine;
+mod gap;
 mod host;
 mod job;
 mod pages;
@@ -26,5 +28,6 @@ mod weights;
 pub use aligner_core::ops::rows::PackedKind;
 pub use config::{CacheSize, EngineConfig, InFlight, Speculation};
 pub use engine::PagedEngine;
+pub use gap::LogpGap;
 pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen};
 pub use stop::{StopText, TextStream};

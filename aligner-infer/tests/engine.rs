@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
 use aligner_core::shard::Whole;
-use aligner_core::weights::Checkpoint;
+use aligner_core::weights::{Checkpoint, checksum};
 use aligner_core::{
     Batch, Device, Engine, Event, Group, Needs, Policy, Prompt, Request, Sample, Sampling, Segment,
 };
-use aligner_infer::{CacheSize, EngineConfig, InFlight, PagedEngine, Speculation};
+use aligner_infer::{CacheSize, EngineConfig, InFlight, PackedKind, PagedEngine, Speculation};
 use serde_json::Value;
 
 const MODELS: [&str; 4] = ["llama_gqa_untied", "llama_gqa_tied", "llama3_rope", "llama_bias_mha"];
@@ -318,4 +318,35 @@ fn an_unloaded_engine_goes_on_where_it_was() {
         }
     };
     assert_eq!(sample, expected[0]);
+}
+
+#[test]
+fn the_gap_to_the_trainer_is_rounding_until_the_weights_are_smaller() {
+    let model = model("llama_gqa_tied");
+    let text: Vec<u32> = (0..60).map(|i| 3 + i * 7 % 50).collect();
+    let gap =
+        |packed| engine_with(&model, EngineConfig { packed, ..EngineConfig::default() }).logp_gap(&text);
+    let own = gap(None).unwrap();
+    assert!(own.tokens == 59 && own.largest < 1e-4, "{own:?}");
+    let [bf16, int8, int4] = [PackedKind::Bf16, PackedKind::Int8, PackedKind::Int4].map(|kind| {
+        let gap = gap(Some(kind)).unwrap();
+        assert!(gap.mean <= f64::from(gap.largest), "{kind:?} {gap:?}");
+        gap.mean
+    });
+    assert!(own.mean < bf16 && bf16 < int4 && int8 < int4, "{} {bf16} {int8} {int4}", own.mean);
+    assert!(int4 < 1.0, "{int4}");
+    let engine = self::engine(&model);
+    assert!(engine.logp_gap(&text[..1]).unwrap_err().to_string().contains("from 2 to"));
+    assert!(engine.logp_gap(&[3, 1_000_000]).is_err());
+}
+
+#[test]
+fn the_checksum_is_that_of_the_weights_of_the_last_refit() {
+    let model = model("llama_gqa_tied");
+    let other = scaled(&model, 1.5);
+    let mut engine = self::engine(&model);
+    assert_eq!(engine.checksum(), checksum(model.params()));
+    engine.refit(other.params(), 1).unwrap();
+    assert_eq!(engine.checksum(), checksum(other.params()));
+    assert_ne!(checksum(model.params()), checksum(other.params()));
 }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use aligner_core::Needs;
 use aligner_core::model::ModelConfig;
 use aligner_core::weights::Checkpoint;
+use aligner_infer::EngineConfig;
 
 use super::shape::Shape;
 use crate::Run;
@@ -40,6 +41,17 @@ impl Memory {
             self.0.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
         format!("memory      {} at the peak: {}\n", bytes(self.total()), kinds.join(", "))
     }
+}
+
+/// What the engine's keys and values take while the sample prompts are answered.
+pub(super) fn cache(engine: &EngineConfig, config: &ModelConfig, prompts: usize) -> String {
+    if prompts == 0 {
+        return String::new();
+    }
+    let size = bytes((engine.pages(config) * EngineConfig::page_bytes(config)) as f64);
+    format!(
+        "cache       {size} of keys and values while {prompts} sample prompts are answered, between steps\n"
+    )
 }
 
 /// Bytes that the forward pass keeps for the backward pass, estimated from the layers' shapes.

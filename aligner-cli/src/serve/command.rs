@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aligner_core::Engine;
-use aligner_infer::CacheSize;
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpListener;
 
@@ -13,7 +12,7 @@ use super::{EngineHandle, Settings, app, listen};
 use crate::Usage;
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::wire::{self, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel};
 
 /// Serve a model over HTTP with the routes that clients of chat completions know; see docs/serve.md.
 #[derive(Debug, clap::Args)]
@@ -47,6 +46,8 @@ pub(crate) struct Arguments {
     /// The name of the model in requests; by default that of its file or directory.
     #[arg(long)]
     served_model_name: Option<String>,
+    #[command(flatten)]
+    engine: EngineFlags,
     /// A directory with `tokenizer.json`, where the model's own has none.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
@@ -70,9 +71,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let model = LoadedModel::writer(&arguments.model, arguments.tokenizer.as_deref())?;
     let settings = settings(arguments, &model);
     let tokenizer = model.tokenizer.clone();
+    let flags = arguments.engine.clone();
     let engine = EngineHandle::start(arguments.max_queue, move || {
-        let policy = model.policy(&wire::device("cpu")?)?;
-        let engine: Box<dyn Engine> = Box::new(wire::engine(policy, &model.tokenizer, CacheSize::default())?);
+        let engine: Box<dyn Engine> = Box::new(flags.engine(&model)?);
         Ok(engine)
     })?;
     let address = listener.local_addr()?;

@@ -4,7 +4,7 @@ use aligner_core::model::CausalLm;
 use aligner_core::ops::rows::PAGE;
 use aligner_core::{Engine as _, Prompt, Sample, Sampling};
 use aligner_data::{Message, Tokenizer};
-use aligner_infer::CacheSize;
+use aligner_infer::{CacheSize, EngineConfig};
 
 use super::session::Session;
 use crate::progress::Count;
@@ -26,11 +26,8 @@ impl Session {
         let params = self.learner.policy().params().clone();
         let device = wire::device(&self.run.config.model.device)?;
         let model = CausalLm::new(self.model_config.clone(), params, &device)?;
-        // Training has the memory: a cache for these answers and no more, with each one's last page and
-        // the one beside it.
-        let room = |prompt: &Prompt| prompt.tokens.len() + sampling.max_tokens + 2 * PAGE;
-        let cache = CacheSize::Tokens(self.prompts.iter().map(room).sum());
-        let mut engine = wire::engine(model, &self.model.tokenizer, cache)?;
+        let config = engine_config(&self.prompts, sampling.max_tokens);
+        let mut engine = wire::engine(model, &self.model.tokenizer, config)?;
         let answering = Count::start("answering the sample prompts", 0);
         let samples = engine.generate(&self.prompts, &sampling)?;
         drop(answering);
@@ -45,6 +42,14 @@ impl Session {
             self.prompts.iter().zip(&samples).map(answer).collect();
         Ok(rundir::write_answers(&self.dir.samples(), step, &answers?)?)
     }
+}
+
+/// Training has the memory: a cache for these answers and no more, with each one's last page and the one
+/// beside it.
+pub(crate) fn engine_config(prompts: &[Prompt], max_tokens: usize) -> EngineConfig {
+    let room = |prompt: &Prompt| prompt.tokens.len() + max_tokens + 2 * PAGE;
+    let cache = CacheSize::Tokens(prompts.iter().map(room).sum());
+    EngineConfig { cache, ..EngineConfig::default() }
 }
 
 /// What a chat template writes around a single question, special tokens left out: a reader of
