@@ -1,6 +1,6 @@
 //! Generation as the peers' benchmark scripts time it: prints one JSON line for each case.
 //!
-//! `bench_generate MODEL [repeats] [f32|bf16|int8|int4]`
+//! `bench_generate MODEL [repeats] [f32|bf16|int8|int4] [refits]`: with the last word, refits alone.
 
 use std::time::Instant;
 
@@ -57,6 +57,9 @@ fn main() -> Result<()> {
         ..EngineConfig::default()
     };
     let mut engine = PagedEngine::new(model.clone(), config.clone())?;
+    if arguments.get(3).is_some_and(|word| word == "refits") {
+        return refits(&model, &mut engine);
+    }
     let mut cases: Vec<(String, Vec<Prompt>, Vec<usize>)> = Vec::new();
     for batch in [1, 8, 32] {
         let prompts = (0..batch).map(|id| prompt(id, 64, vocab)).collect();

@@ -337,9 +337,10 @@ impl Engine for PagedEngine {
     /// By handle on the CPU device, by conversion from others. What the cache knew of the old weights is
     /// dropped; requests that run follow [`EngineConfig::in_flight`].
     fn refit(&mut self, params: &ParamSet, version: u64) -> Result<()> {
-        let Some(newest) = self.weights.first() else { return Ok(()) };
+        let Some(newest) = self.weights.first_mut() else { return Ok(()) };
         let packed = self.config.packed.filter(|_| !self.stores.is_empty());
-        let weights = newest.refit(params, version, packed)?;
+        let is_last = self.config.in_flight == InFlight::Continue;
+        let weights = newest.refit(params, version, packed, is_last)?;
         match self.config.in_flight {
             InFlight::Continue => {
                 self.weights.clear();

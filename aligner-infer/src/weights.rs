@@ -38,11 +38,19 @@ impl Weights {
     pub(crate) fn pack(&mut self, kind: Option<PackedKind>) {
         let Some(kind) = kind else { return };
         let start = Instant::now();
-        let copy = |(param, tensor): (&Param, &HostTensor)| match param.shape[..] {
-            [outputs, inputs] => Some(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind)),
-            _ => None,
+        let embedding = self.model.body().embedding_id();
+        let copy = |(at, (param, tensor)): (usize, (&Param, &HostTensor))| {
+            // Rows of the embedding are read where they are; a head's rounding is in every logit.
+            let (is_embedding, is_head) = (at == embedding.index(), at == self.head.index());
+            let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
+            match param.shape[..] {
+                [outputs, inputs] if is_head || !is_embedding => {
+                    Some(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind))
+                }
+                _ => None,
+            }
         };
-        self.packed = self.model.params().iter().zip(&self.tensors).map(copy).collect();
+        self.packed = self.model.params().iter().zip(&self.tensors).enumerate().map(copy).collect();
         self.packing = start.elapsed();
     }
 
@@ -55,8 +63,15 @@ impl Weights {
         self.packed = Vec::new();
     }
 
-    /// Another version of the same model.
-    pub(crate) fn refit(&self, params: &ParamSet, version: u64, packed: Option<PackedKind>) -> Result<Self> {
+    /// Another version of the same model. Where nothing runs on this one any more (`is_last`), its copies
+    /// are freed before the new ones are made: their memory is there once.
+    pub(crate) fn refit(
+        &mut self,
+        params: &ParamSet,
+        version: u64,
+        packed: Option<PackedKind>,
+        is_last: bool,
+    ) -> Result<Self> {
         let fits = |(own, new): (&Param, &Param)| own.name == new.name && own.shape == new.shape;
         let own = self.model.params();
         if own.len() != params.len() || !own.iter().zip(params.iter()).all(fits) {
@@ -64,6 +79,9 @@ impl Weights {
         }
         let device = self.model.device().clone();
         let model = CausalLm::new(self.model.config().clone(), params.clone(), &device)?;
+        if is_last {
+            self.unpack();
+        }
         Self::new(model, version, packed)
     }
 

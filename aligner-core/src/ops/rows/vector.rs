@@ -168,7 +168,6 @@ impl Vector for Portable {
 
 /// Fetches a line of the cache.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "one instruction")]
 pub(super) fn prefetch<T>(from: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = from;

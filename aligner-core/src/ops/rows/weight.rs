@@ -3,9 +3,13 @@
 use rayon::prelude::*;
 
 use super::vector::Vector;
+use crate::ops::simd::vectorized;
 
 /// Values that share a scale in [`Int8`] and [`Int4`].
 pub const GROUP: usize = 32;
+
+/// Values that are packed as one task: whole groups.
+const PIECE: usize = 1 << 14;
 
 /// A matrix `[out, in]`.
 #[derive(Debug, Clone, Copy)]
@@ -186,7 +190,7 @@ pub enum PackedKind {
     Bf16,
     /// 8 bits a value and a scale for each [`GROUP`].
     Int8,
-    /// 4 bits a value and a scale for each [`GROUP`].
+    /// 4 bits a value and a scale for each [`GROUP`]; an engine takes [`Self::Int8`] for the head.
     Int4,
 }
 
@@ -209,30 +213,26 @@ impl PackedWeight {
     /// bf16, whatever `kind` asks for.
     pub fn pack(data: &[f32], [outputs, inputs]: [usize; 2], kind: PackedKind) -> Self {
         let kind = if inputs.is_multiple_of(GROUP) { kind } else { PackedKind::Bf16 };
+        let pieces = data.par_chunks(PIECE);
         let data = match kind {
-            PackedKind::Bf16 => PackedData::Bf16(data.par_iter().map(|&value| to_bf16(value)).collect()),
+            PackedKind::Bf16 => {
+                let mut halves = vec![0; data.len()];
+                halves
+                    .par_chunks_mut(PIECE)
+                    .zip(pieces)
+                    .for_each(|(halves, values)| pack_bf16(values, halves));
+                PackedData::Bf16(halves)
+            }
             PackedKind::Int8 => {
-                let scales: Vec<f32> = data.par_chunks(GROUP).map(|group| magnitude(group) / 127.0).collect();
-                let mut bytes = vec![0; data.len()];
-                (bytes.par_chunks_mut(GROUP).zip(data.par_chunks(GROUP)).zip(&scales)).for_each(
-                    |((bytes, values), &scale)| {
-                        let inverse = inverse(scale);
-                        for (byte, value) in bytes.iter_mut().zip(values) {
-                            *byte = (value * inverse).round() as i8;
-                        }
-                    },
-                );
+                let (mut bytes, mut scales) = (vec![0; data.len()], vec![0.0; data.len() / GROUP]);
+                let out = bytes.par_chunks_mut(PIECE).zip(scales.par_chunks_mut(PIECE / GROUP));
+                out.zip(pieces).for_each(|((bytes, scales), values)| pack_int8(values, bytes, scales));
                 PackedData::Int8(bytes, scales)
             }
             PackedKind::Int4 => {
-                let scales: Vec<f32> = data.par_chunks(GROUP).map(|group| magnitude(group) / 7.0).collect();
-                let words = (data.par_chunks(8).enumerate())
-                    .map(|(at, values)| {
-                        let inverse = inverse(scales[at * 8 / GROUP]);
-                        let nibble = |value: &f32| (value * inverse).round().clamp(-8.0, 7.0) as i32 + 8;
-                        values.iter().rev().fold(0, |word, value| word << 4 | nibble(value) as u32)
-                    })
-                    .collect();
+                let (mut words, mut scales) = (vec![0; data.len() / 8], vec![0.0; data.len() / GROUP]);
+                let out = words.par_chunks_mut(PIECE / 8).zip(scales.par_chunks_mut(PIECE / GROUP));
+                out.zip(pieces).for_each(|((words, scales), values)| pack_int4(values, words, scales));
                 PackedData::Int4(words, scales)
             }
         };
@@ -259,15 +259,71 @@ impl PackedWeight {
     }
 }
 
-fn magnitude(group: &[f32]) -> f32 {
-    group.iter().fold(0.0, |largest, value| f32::max(largest, value.abs()))
+vectorized! {
+    fn pack_bf16(values: &[f32], halves: &mut [u16]) {
+        halves.iter_mut().zip(values).for_each(|(half, &value)| *half = to_bf16(value));
+    }
 }
 
+vectorized! {
+    fn pack_int8(values: &[f32], bytes: &mut [i8], scales: &mut [f32]) {
+        let groups = bytes.as_chunks_mut::<GROUP>().0.iter_mut().zip(values.as_chunks::<GROUP>().0);
+        for ((bytes, values), scale) in groups.zip(scales) {
+            *scale = magnitude(values) / 127.0;
+            let inverse = inverse(*scale);
+            for (byte, value) in bytes.iter_mut().zip(values) {
+                *byte = rounded(value * inverse) as i8;
+            }
+        }
+    }
+}
+
+vectorized! {
+    fn pack_int4(values: &[f32], words: &mut [u32], scales: &mut [f32]) {
+        let groups = words.as_chunks_mut::<{ GROUP / 8 }>().0.iter_mut().zip(values.as_chunks::<GROUP>().0);
+        for ((words, values), scale) in groups.zip(scales) {
+            // The value that is furthest from zero is -8: all sixteen steps are used.
+            let magnitude = magnitude(values);
+            *scale = if values.contains(&magnitude) { magnitude / -8.0 } else { magnitude / 8.0 };
+            let inverse = inverse(*scale);
+            let nibbles: [u32; GROUP] =
+                std::array::from_fn(|i| (rounded(values[i] * inverse) + 8).clamp(0, 15) as u32);
+            for (word, nibbles) in words.iter_mut().zip(nibbles.as_chunks::<8>().0) {
+                *word = nibbles.iter().rev().fold(0, |word, nibble| word << 4 | nibble);
+            }
+        }
+    }
+}
+
+/// The largest distance from zero.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "part of vectorised bodies")]
+fn magnitude(values: &[f32; GROUP]) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    for values in values.as_chunks::<8>().0 {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane = lane.max(value.abs());
+        }
+    }
+    lanes.into_iter().fold(0.0, f32::max)
+}
+
+/// The nearest integer, for values below 2^22: the bits of a float in which the unit is the last place.
+#[inline(always)]
+fn rounded(value: f32) -> i32 {
+    const UNITS: f32 = 12_582_912.0;
+    (value + UNITS).to_bits().wrapping_sub(UNITS.to_bits()).cast_signed()
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "part of vectorised bodies")]
 fn inverse(scale: f32) -> f32 {
-    if scale > 0.0 { 1.0 / scale } else { 0.0 }
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
 /// Round to nearest, ties to even; NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "part of vectorised bodies")]
 fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
