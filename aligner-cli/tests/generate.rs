@@ -142,6 +142,7 @@ fn engine_flags_that_cannot_work_are_named() {
         (&["--cache", "1KiB"], "cache: too small for two pages"),
         (&["--weights", "int2"], "possible values: f32, bf16, int8, int4"),
         (&["--speculate", "2", "--draft-model", "nowhere"], "--draft-model"),
+        (&["--draft-model", "model"], "--speculate"),
     ] {
         let call = scene.aligner(&[&["generate", "model", "one"], flags].concat());
         call.fails(2, &[part]);

@@ -1,13 +1,15 @@
 //! Each fused operation against the composition of Burn operations, forward and backward, at the
 //! sizes of a 27 M model's step: 2048 tokens, hidden 512, 8 heads over 4, MLP 1376, vocabulary 4096.
+//! Then the products alone, whose `Gelem/s` are GFLOP/s: those of a step, and those of generation.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
+use aligner_core::ops::rows::{F32, Product, Weight, products};
 use aligner_core::ops::{self, AttentionShape, RotaryTable, reference};
 use aligner_core::{Device, Segment, Tensor};
 use burn::tensor::TensorData;
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 const TOKENS: usize = 2048;
 const HIDDEN: usize = 512;
@@ -95,5 +97,42 @@ fn all(criterion: &mut Criterion) {
     );
 }
 
-criterion_group!(benches, all);
+/// The forward pass of a linear on a step's rows: the product in register tiles.
+fn dense(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dense");
+    group.sample_size(20);
+    for (inputs, outputs) in [(HIDDEN, MLP), (MLP, HIDDEN), (HIDDEN, HIDDEN)] {
+        let (x, weight) = (leaf([TOKENS, inputs], 1).detach(), leaf([outputs, inputs], 2).detach());
+        group.throughput(Throughput::Elements((2 * TOKENS * inputs * outputs) as u64));
+        group.bench_function(format!("{TOKENS}x{inputs}x{outputs}"), |b| {
+            b.iter(|| black_box(ops::linear(x.clone(), weight.clone(), None, None).expect("shapes fit")));
+        });
+    }
+    group.finish();
+}
+
+/// Products of few rows with as many weights as a pass of the model reads, 99 MiB of them.
+fn few_rows(criterion: &mut Criterion) {
+    const WEIGHTS: usize = 37;
+    let mut group = criterion.benchmark_group("few_rows");
+    group.sample_size(20);
+    let values = |len: usize| (0..len).map(|i| (i * 7919 % 1000) as f32 / 1000.0 - 0.5).collect::<Vec<f32>>();
+    let weights: Vec<Vec<f32>> = (0..WEIGHTS).map(|_| values(MLP * HIDDEN)).collect();
+    for rows in [1, 8, 32] {
+        let (x, mut out) = (values(rows * HIDDEN), vec![0.0; rows * MLP]);
+        group.throughput(Throughput::Elements((2 * WEIGHTS * rows * HIDDEN * MLP) as u64));
+        group.bench_function(format!("{rows}x{HIDDEN}x{MLP}"), |b| {
+            b.iter(|| {
+                for weight in &weights {
+                    let weight = Weight::F32(F32::new(weight, MLP, HIDDEN));
+                    products(&x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
+                }
+                black_box(&mut out);
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, all, dense, few_rows);
 criterion_main!(benches);

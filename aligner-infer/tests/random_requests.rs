@@ -1,43 +1,30 @@
 //! Thousands of random requests on a tiny cache: nothing leaks, nobody starves, and every sample is what
 //! it would be alone.
 
+mod tiny;
+
 use std::collections::HashMap;
 
-use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::rng::Rng;
-use aligner_core::{Device, Engine, Event, FinishReason, Prompt, Request, RequestId, Sample, Sampling};
+use aligner_core::{Engine, Event, FinishReason, Prompt, Request, RequestId, Sample, Sampling};
 use aligner_infer::{CacheSize, EngineConfig, PagedEngine, Speculation};
-use serde_json::json;
 
 const REQUESTS: u64 = 10_000;
-
-fn tiny() -> CausalLm {
-    let config = ModelConfig::from_json(
-        "tiny".as_ref(),
-        &json!({
-            "model_type": "llama", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,
-            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-            "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-        }),
-    )
-    .unwrap();
-    CausalLm::init(config, 7, &Device::flex()).unwrap()
-}
 
 /// One of a few hundred different requests, so that many begin alike.
 fn request(number: u64) -> Request {
     let kind = Rng::new(&[1, number]).below(0, 400);
     let rng = Rng::new(&[2, kind]);
     let shared = rng.below(0, 5);
-    let prefix: Vec<u32> = (0..shared * 13).map(|i| (i * (shared + 3) % 61) as u32).collect();
-    let own = (0..=rng.below(1, 30)).map(|i| rng.below(10 + i, 61) as u32);
+    let prefix: Vec<u32> = (0..shared * 13).map(|i| (i * (shared + 3) % tiny::VOCAB) as u32).collect();
+    let own = (0..=rng.below(1, 30)).map(|i| rng.below(10 + i, tiny::VOCAB) as u32);
     let tokens = prefix.into_iter().chain(own).collect();
     let sampling = Sampling {
         max_tokens: 1 + rng.below(2, 100) as usize,
         temperature: if rng.below(3, 4) == 0 { 0.0 } else { 1.0 },
         top_k: rng.below(4, 2) as usize * 5,
         repetition_penalty: if rng.below(5, 3) == 0 { 1.3 } else { 1.0 },
-        stop_tokens: vec![rng.below(6, 61) as u32],
+        stop_tokens: vec![rng.below(6, tiny::VOCAB) as u32],
         seed: kind,
         ..Sampling::default()
     };
@@ -47,7 +34,7 @@ fn request(number: u64) -> Request {
 
 #[test]
 fn random_requests_on_a_tiny_cache() {
-    let model = tiny();
+    let model = tiny::model(7);
     let mut alone: HashMap<String, Sample> = HashMap::new();
     let plain = EngineConfig { max_running: 1, prefix_cache: false, ..EngineConfig::default() };
     let mut reference =

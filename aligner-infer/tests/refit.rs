@@ -1,6 +1,8 @@
 //! Refits at random moments: each token is drawn from one version of the weights, alone.
 
-use aligner_core::model::{CausalLm, ModelConfig};
+mod tiny;
+
+use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
 use aligner_core::rng::Rng;
 use aligner_core::{
@@ -8,24 +10,14 @@ use aligner_core::{
 };
 use aligner_infer::{CacheSize, EngineConfig, InFlight, PagedEngine, Speculation};
 use proptest::prelude::*;
-use serde_json::json;
 
 /// Models of the same shape whose log-probabilities differ by far more than rounding.
 fn versions(count: u64) -> Vec<CausalLm> {
-    let config = ModelConfig::from_json(
-        "tiny".as_ref(),
-        &json!({
-            "model_type": "llama", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,
-            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-            "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-        }),
-    )
-    .unwrap();
     let scaled = |version| {
-        let model = CausalLm::init(config.clone(), 100 + version, &Device::flex()).unwrap();
+        let model = tiny::model(100 + version);
         let mut params: ParamSet = model.params().clone();
         params.iter_mut().for_each(|param| param.value = param.value.clone() * 4.0);
-        CausalLm::new(config.clone(), params, &Device::flex()).unwrap()
+        CausalLm::new(model.config().clone(), params, &Device::flex()).unwrap()
     };
     (0..count).map(scaled).collect()
 }
@@ -51,7 +43,6 @@ proptest! {
     ) {
         let models = versions(5);
         let config = EngineConfig {
-            // 2 layers of keys and values, 8 columns, 32 positions, 4 bytes: 4 KiB a page.
             cache: CacheSize::Bytes(pages * 4096),
             max_batch_tokens: chunk,
             max_running: 4,
@@ -69,7 +60,7 @@ proptest! {
                 let length = 1 + rng.below(1, 50);
                 // Half of the prompts begin alike.
                 let alike = rng.below(2, 2) == 0;
-                let token = |i| if alike { (i * 5 % 61) as u32 } else { rng.below(10 + i, 61) as u32 };
+                let token = |i| if alike { (i * 5 % tiny::VOCAB) as u32 } else { rng.below(10 + i, tiny::VOCAB) as u32 };
                 let prompt = Prompt {
                     id: submitted.to_string(),
                     tokens: (0..length).map(token).collect(),

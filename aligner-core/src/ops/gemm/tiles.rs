@@ -2,7 +2,7 @@
 //!
 //! The scheme is Goto's (Goto and van de Geijn 2008): B is packed into strips of 16 columns, once for
 //! all threads, and each task packs its rows of A into strips of 6. Read where it lies, A would save the
-//! packing and lose four times that in the tiles: six streams, a power of two apart, for one. Each
+//! packing and lose more than that in the tiles: six streams, often a power of two apart, for one. Each
 //! element is summed over k in blocks of [`DEPTH`], whatever the number of rows.
 
 use std::arch::x86_64::{
@@ -27,9 +27,6 @@ const BLOCKS: [usize; 3] = [48, 42, 36];
 const PANEL: usize = 2048;
 /// How many k a packed strip's source is fetched ahead.
 const AHEAD: usize = 12;
-/// Elements between strips: without them the strips that are written together share a set of the
-/// first-level cache.
-const SKEW: usize = 16;
 /// Strips that one task packs.
 const PACKED_STRIPS: usize = 4;
 
@@ -54,11 +51,11 @@ pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, target: Target<'_>, parallel: bool) {
     if a.rows == 0 || n == 0 {
         return;
     }
-    let mut data = unfilled(PANEL.min(n).div_ceil(COLUMNS) * pitch(COLUMNS, DEPTH.min(inner)));
+    let mut data = unfilled(PANEL.min(n).next_multiple_of(COLUMNS) * DEPTH.min(inner));
     for first in (0..n).step_by(PANEL) {
         for start in (0..inner).step_by(DEPTH) {
             let (columns, depth) = (PANEL.min(n - first), DEPTH.min(inner - start));
-            let data = &mut data[..columns.div_ceil(COLUMNS) * pitch(COLUMNS, depth)];
+            let data = &mut data[..columns.next_multiple_of(COLUMNS) * depth];
             let panel = Panel::pack(data, b, [first, columns], [start, depth], parallel);
             let output = if start > 0 { Output::Add } else { target.output };
             let tasks = panel.tasks(a, parallel);
@@ -79,12 +76,7 @@ fn block(rows: usize, threads: usize) -> usize {
     BLOCKS.into_iter().min_by_key(last).unwrap_or(BLOCKS[0])
 }
 
-/// How far apart the strips of `width` are.
-fn pitch(width: usize, depth: usize) -> usize {
-    width * depth + SKEW
-}
-
-/// A block of B in strips: each `[depth, 16]`.
+/// A block of B in strips: `[strips, depth, 16]`.
 struct Panel<'a> {
     data: &'a [f32],
     first: usize,
@@ -114,7 +106,7 @@ impl<'a> Panel<'a> {
             let end = (first + columns).min(column + PACKED_STRIPS * COLUMNS);
             pack::<COLUMNS>(strips, b.t(), column..end, start, depth);
         };
-        let group = PACKED_STRIPS * pitch(COLUMNS, depth);
+        let group = PACKED_STRIPS * COLUMNS * depth;
         if parallel {
             data.par_chunks_mut(group).enumerate().for_each(fill);
         } else {
@@ -140,16 +132,15 @@ impl<'a> Panel<'a> {
     fn multiply(&self, a: Mat<'_>, task: &Task, target: Target<'_>) {
         let stride = target.stride;
         let (row, rows, depth) = (task.row, task.rows, self.depth);
-        let mut packed = unfilled(rows.div_ceil(ROWS) * pitch(ROWS, depth));
+        let mut packed = unfilled(rows.next_multiple_of(ROWS) * depth);
         pack::<ROWS>(&mut packed, a, row..row + rows, self.start, depth);
-        let strips = self.data.chunks_exact(pitch(COLUMNS, depth)).enumerate();
+        let strips = self.data.chunks_exact(COLUMNS * depth).enumerate();
         for (strip, b) in strips.skip(task.strip).take(task.strips) {
             let column = strip * COLUMNS;
             let width = COLUMNS.min(self.columns - column);
-            for (tile, a) in packed.chunks_exact(pitch(ROWS, depth)).enumerate() {
+            for (tile, a) in packed.chunks_exact(ROWS * depth).enumerate() {
                 let tile = tile * ROWS;
                 let height = ROWS.min(rows - tile);
-                let (a, b) = (&a[..ROWS * depth], &b[..COLUMNS * depth]);
                 let c =
                     target.c.at((row + tile) * stride + self.first + column, (height - 1) * stride + width);
                 let (alpha, add) = (target.alpha, target.output == Output::Add);
@@ -199,12 +190,12 @@ fn pack<const W: usize>(
             unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) }
         }
         for (strip, from) in
-            strips.chunks_exact_mut(pitch(W, depth)).zip(source.data[at..][..beside].chunks_exact(W))
+            strips.chunks_exact_mut(W * depth).zip(source.data[at..][..beside].chunks_exact(W))
         {
             strip[k * W..][..W].copy_from_slice(from);
         }
     }
-    for (index, strip) in strips.chunks_exact_mut(pitch(W, depth)).enumerate().skip(beside / W) {
+    for (index, strip) in strips.chunks_exact_mut(W * depth).enumerate().skip(beside / W) {
         let first = lead.start + index * W;
         let width = W.min(lead.end.saturating_sub(first));
         if col_stride == 1 && width == W {
@@ -361,7 +352,7 @@ unsafe fn tile<const FETCH: bool>(mut a: *const f32, mut b: *const f32, depth: u
         for _ in 0..depth / 4 {
             if FETCH {
                 for line in 0..4 {
-                    let ahead = b.wrapping_add(pitch(COLUMNS, depth) + line * COLUMNS);
+                    let ahead = b.wrapping_add(COLUMNS * depth + line * COLUMNS);
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }
             }

@@ -148,7 +148,8 @@ unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, columns
     unsafe {
         if block.rows == 1 {
             while column + 2 * TILE <= columns.end {
-                tile::<V, W, 1, 2, 4>(block, weight, [0, column], Ahead::new(block, weight, column, 2, 1));
+                let ahead = Ahead::new(weight, column + 2 * TILE, 2 * TILE, 1);
+                tile::<V, W, 1, 2, 4>(block, weight, [0, column], ahead);
                 column += 2 * TILE;
             }
         }
@@ -156,7 +157,7 @@ unsafe fn multiply<V: Vector, W: Columns>(block: &Block<'_>, weight: &W, columns
             let mut row = 0;
             let tiles = block.rows.div_ceil(3);
             let fetching = tiles.min(FETCHING);
-            let mut ahead = Ahead::new(block, weight, column, 1, fetching);
+            let mut ahead = Ahead::new(weight, column + TILE, TILE, fetching);
             for tile_of_rows in 0..tiles {
                 let left = block.rows - row;
                 let at = [row, column];
@@ -189,13 +190,11 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// The columns after the `groups` tiles from `column`, fetched by `tiles` tiles.
+    /// The `columns` from `column`, fetched by `tiles` tiles.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
-    fn new<W: Columns>(block: &Block<'_>, weight: &W, column: usize, groups: usize, tiles: usize) -> Self {
-        let columns = groups * TILE;
-        let bytes = columns * block.inputs * W::BITS / 8;
-        Self { start: weight.address(column + columns), step: (bytes * LANES / block.inputs).div_ceil(tiles) }
+    fn new<W: Columns>(weight: &W, column: usize, columns: usize, tiles: usize) -> Self {
+        Self { start: weight.address(column), step: (columns * LANES * W::BITS / 8).div_ceil(tiles) }
     }
 }
 
