@@ -27,6 +27,7 @@ mod gradients;
 mod learner;
 mod micro_batch;
 pub mod ops;
+mod per_target;
 mod preflight;
 mod reference;
 mod reward_model;

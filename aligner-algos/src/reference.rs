@@ -4,12 +4,11 @@ mod cache;
 
 use std::path::Path;
 
-use aligner_core::ops::host::to_vec;
 use aligner_core::weights::checksum;
-use aligner_core::{Batch, Group, Needs, Policy, Result, Sample};
+use aligner_core::{Forward, Group, Needs, Policy, Result, Sample};
 use sha2::{Digest, Sha256};
 
-use crate::micro_batch::micro_batches;
+use crate::per_target::{Answer, Question, spread};
 use cache::{Cache, Key};
 
 /// A frozen policy that fills in `ref_logps`.
@@ -65,22 +64,33 @@ impl Reference {
                 absent.push(at);
             }
         }
-        // Without the old values: half of a group may have been found.
-        let bare = |&at: &usize| {
-            let mut group = groups[at].clone();
-            group.samples.iter_mut().for_each(|sample| sample.ref_logps.clear());
-            // The batch's groups lead back to `groups` by their place in it.
-            group.id = at.to_string();
-            group
+        let asked: Vec<Group> = absent.iter().map(|&at| groups[at].clone()).collect();
+        let question = Question {
+            policy: self.policy.as_ref(),
+            micro_batch_tokens: self.micro_batch_tokens,
+            needs: Needs::NOTHING,
+            pick: Forward::logps,
         };
-        let bare: Vec<Group> = absent.iter().map(bare).collect();
         let mut filled = groups.len() - absent.len();
-        for batch in micro_batches(&bare, self.micro_batch_tokens, false)? {
-            self.compute(&batch, groups)?;
-            filled += batch.groups.len();
+        let cached = &mut self.cached;
+        question.ask(&asked, &mut |answers| {
+            let mut records = Vec::new();
+            for Answer { group, sample, values } in answers {
+                filled += usize::from(sample == 0);
+                let group = &mut groups[absent[group]];
+                let prefix = group.shared_prefix();
+                let sample = &mut group.samples[sample];
+                sample.ref_logps = spread(sample, &values);
+                if let Some((_, weights)) = &cached {
+                    records.push((key(weights, prefix, sample), values));
+                }
+            }
+            if let Some((cache, _)) = cached {
+                cache.append(records)?;
+            }
             watch(filled);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Fills a group from the cache; false where one of its samples is not there.
@@ -92,42 +102,9 @@ impl Reference {
             if values.len() != sample.targets() {
                 return Ok(false);
             }
-            scatter(sample, &values);
+            sample.ref_logps = spread(sample, &values);
         }
         Ok(true)
-    }
-
-    fn compute(&mut self, batch: &Batch, groups: &mut [Group]) -> Result<()> {
-        // A model refuses a batch without targets, and there is nothing to ask it for.
-        let logps = if batch.targets.is_empty() {
-            Vec::new()
-        } else {
-            to_vec(self.policy.forward(batch, Needs::NOTHING)?.logps()?)
-        };
-        let mut records = Vec::new();
-        for sequence in &batch.sequences {
-            let at: usize = batch.groups[sequence.group].parse().expect("ids that `fill` has written");
-            let prefix = groups[at].shared_prefix();
-            let sample = &mut groups[at].samples[sequence.sample];
-            let values = &logps[sequence.targets.clone()];
-            scatter(sample, values);
-            if let Some((_, weights)) = &self.cached {
-                records.push((key(weights, prefix, sample), values.to_vec()));
-            }
-        }
-        match &mut self.cached {
-            Some((cache, _)) => cache.append(records),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Puts one value on each target of the sample, 0 elsewhere.
-fn scatter(sample: &mut Sample, values: &[f32]) {
-    sample.ref_logps = vec![0.0; sample.tokens.len()];
-    let targets = (1..sample.tokens.len()).filter(|&at| sample.mask[at]);
-    for (at, value) in targets.zip(values) {
-        sample.ref_logps[at] = *value;
     }
 }
 

@@ -232,7 +232,11 @@ impl Shared {
         })?;
         let first = self.fates.set(row, fate);
         self.log(row, fate, first);
-        let metadata = serde_json::Value::Object(Format::metadata(&fields));
+        let mut metadata = Format::metadata(&fields);
+        if let Record::Prompt(dialogue) = &record {
+            metadata.insert("prompt".into(), dialogue.question().into());
+        }
+        let metadata = serde_json::Value::Object(metadata);
         Ok(fate.is_kept().then(|| Group { id: self.id(row), samples, metadata }))
     }
 

@@ -3,6 +3,7 @@
 mod alpaca;
 mod kto;
 mod preference;
+mod prompt;
 mod turns;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ pub enum Format {
     Preference,
     /// A response with a `label`: desirable or not.
     Kto,
+    /// `prompt`, as text or messages, to be answered in training; of rows of another schema, what comes
+    /// before their answer. Told from the keys where a row has a `prompt` alone.
+    Prompt,
 }
 
 /// What a data set trains.
@@ -43,6 +47,8 @@ pub enum Kind {
     Preference,
     /// Groups of one sample, whose reward is 1 if it is desirable, else 0.
     Kto,
+    /// Groups of one sample without a target: a prompt to answer.
+    Prompt,
 }
 
 /// Text that a sample is made of.
@@ -62,6 +68,7 @@ pub(crate) enum Record {
     Sft(Dialogue),
     Preference { chosen: Dialogue, rejected: Dialogue, margin: Option<f32> },
     Kto { dialogue: Dialogue, desirable: bool },
+    Prompt(Dialogue),
 }
 
 impl Format {
@@ -74,6 +81,7 @@ impl Format {
             }
             Self::Preference => Some(Kind::Preference),
             Self::Kto => Some(Kind::Kto),
+            Self::Prompt => Some(Kind::Prompt),
         }
     }
 
@@ -98,13 +106,15 @@ impl Format {
             Self::Alpaca
         } else if has("prompt") && has("completion") {
             Self::PromptCompletion
+        } else if has("prompt") {
+            Self::Prompt
         } else if has("text") {
             Self::Text
         } else {
             let keys: Vec<String> = row.keys().map(|key| format!("`{key}`")).collect();
             return Err(format!(
                 "no known schema has the keys {}; expected `messages`, `conversations`, `instruction` and `output`, \
-                 `prompt` and `completion`, `text`, `chosen` and `rejected`, or one of these with `label`",
+                 `prompt` with or without `completion`, `text`, `chosen` and `rejected`, or one of these with `label`",
                 keys.join(", ")
             ));
         })
@@ -124,6 +134,7 @@ impl Format {
             }
             Self::Preference => preference::record(row),
             Self::Kto => kto::record(row),
+            Self::Prompt => Ok(Record::Prompt(prompt::dialogue(row)?)),
         }
     }
 
@@ -165,6 +176,15 @@ impl Format {
 }
 
 impl Dialogue {
+    /// What is asked: the last turn of a prompt, or its text.
+    pub(crate) fn question(&self) -> &str {
+        match self {
+            Self::Chat { messages, .. } => messages.last().map_or("", |message| &message.content),
+            Self::Pair { prompt, .. } => prompt,
+            Self::Plain { text, .. } => text,
+        }
+    }
+
     /// Whether both would train on the same text.
     pub(crate) fn says_the_same(&self, other: &Self) -> bool {
         match (self, other) {
@@ -232,6 +252,7 @@ mod tests {
             (json!({"conversations": []}), Format::Sharegpt),
             (json!({"instruction": "i", "output": "o", "text": "t"}), Format::Alpaca),
             (json!({"text": "t", "label": 1}), Format::Text),
+            (json!({"prompt": "p", "answer": "7"}), Format::Prompt),
         ] {
             assert_eq!(detect(&row), Ok(expected), "{row}");
         }

@@ -8,7 +8,7 @@ use aligner_core::ops::rows::PAGE;
 use aligner_core::weights::checksum;
 use aligner_core::{
     Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Policy as _, Request, RequestId,
-    Result,
+    Result, Sample,
 };
 use rayon::prelude::*;
 
@@ -264,6 +264,9 @@ impl PagedEngine {
         if let Some(token) = request.prompt.tokens.iter().find(|&&t| t as usize >= config.vocab_size) {
             return refuse(format!("token {token} is outside of the vocabulary of {}", config.vocab_size));
         }
+        if let Some(begun) = &request.begun {
+            check_begun(begun, request, config.vocab_size).or_else(refuse)?;
+        }
         request.sampling.check(config.vocab_size)?;
         if !request.sampling.stop_strings.is_empty() && self.text.is_none() {
             return Err(Error::setting("stop_strings", "the engine was given no tokenizer"));
@@ -276,6 +279,26 @@ impl PagedEngine {
         }
         Ok(())
     }
+}
+
+/// Whether a response can go on behind `begun`.
+fn check_begun(begun: &Sample, request: &Request, vocab: usize) -> std::result::Result<(), String> {
+    let (prompt, len) = (&request.prompt.tokens, begun.tokens.len());
+    if !begun.tokens.starts_with(prompt) {
+        return Err("what was drawn before is of another prompt".into());
+    }
+    let lengths = [begun.mask.len(), begun.logps.len(), begun.raw_logps.len(), begun.versions.len()];
+    if lengths.iter().any(|&got| got != len) {
+        return Err(format!("what was drawn before has {len} tokens, and not as many entries of each field"));
+    }
+    if let Some(token) = begun.tokens.iter().find(|&&token| token as usize >= vocab) {
+        return Err(format!("token {token} is outside of the vocabulary of {vocab}"));
+    }
+    let (drawn, most) = (len - prompt.len(), request.sampling.max_tokens);
+    if drawn > 0 && drawn >= most {
+        return Err(format!("{drawn} tokens were drawn before, and max_tokens is {most}"));
+    }
+    Ok(())
 }
 
 /// The event of a request that is over.

@@ -44,10 +44,11 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(
         id: RequestId,
-        request: Request,
+        mut request: Request,
         text: Option<&Arc<dyn Detokenize>>,
         has_draft: bool,
     ) -> Self {
+        let begun = request.begun.take();
         let prompt = &request.prompt.tokens;
         let room = request.sampling.max_tokens.min(1 << 12);
         let mut sample = Sample::response(prompt, &[]);
@@ -57,12 +58,21 @@ impl Job {
         sample.raw_logps = vec![0.0; prompt.len()];
         sample.versions = vec![0; prompt.len()];
         let key = [request.sampling.seed, request.born, key_of(&request.prompt.id), request.sample];
-        let stop = text
+        let mut stop = text
             .filter(|_| !request.sampling.stop_strings.is_empty())
             .map(|text| StopText::new(Arc::clone(text), &request.sampling));
+        let mut seen = Seen::new(prompt, &request.sampling);
+        if let Some(begun) = begun {
+            for &token in &begun.tokens[prompt.len()..] {
+                seen.push(token);
+                // It did not stop there, else the request would be complete.
+                stop.as_mut().map(|stop| stop.push(token));
+            }
+            sample = begun;
+        }
         Self {
             id,
-            seen: Seen::new(prompt, &request.sampling),
+            seen,
             stop,
             rng: Rng::new(&key),
             computed: 0,
@@ -85,7 +95,9 @@ impl Job {
     pub(crate) fn begin(&mut self, version: u64) {
         if self.version.is_none() {
             self.version = Some(version);
-            self.sample.versions.fill(version);
+            // What was drawn before a break keeps the version that drew it.
+            let prompt_len = self.prompt_len();
+            self.sample.versions[..prompt_len].fill(version);
         }
     }
 

@@ -169,15 +169,7 @@ fn a_refit_in_the_middle_of_a_request_leaves_nothing_of_the_old_weights() {
         engine.poll().unwrap();
     }
     engine.refit(new.params(), 1).unwrap();
-    let sample = loop {
-        let finished = engine.poll().unwrap().into_iter().find_map(|event| match event {
-            Event::Finished { sample, .. } => Some(sample),
-            Event::Token { .. } => None,
-        });
-        if let Some(sample) = finished {
-            break sample;
-        }
-    };
+    let sample = next_finished(&mut engine);
     assert_eq!(sample.versions, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]);
     let (before, after) = (full_logps(&old, &sample), full_logps(&new, &sample));
     assert!((before[4] - after[4]).abs() > 1e-2, "the weights differ in effect");
@@ -271,6 +263,48 @@ fn samples_of_one_prompt_compute_it_once() {
     let next = [answer.tokens.as_slice(), &[7, 8]].concat();
     engine.generate(&[prompt("b", &next)], &sampling).unwrap();
     assert!(engine.stats().reused_tokens - before.reused_tokens >= 96);
+}
+
+/// The sample of the next request that ends.
+fn next_finished(engine: &mut PagedEngine) -> Sample {
+    loop {
+        let finished = engine.poll().unwrap().into_iter().find_map(|event| match event {
+            Event::Finished { sample, .. } => Some(sample),
+            Event::Token { .. } => None,
+        });
+        if let Some(sample) = finished {
+            return sample;
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_request_goes_on_behind_what_it_has() {
+    let model = model("llama_gqa_tied");
+    let sampling =
+        Sampling { max_tokens: 40, seed: 5, presence_penalty: 0.5, top_k: 50, ..Sampling::default() };
+    let request = Request { born: 3, sample: 2, ..Request::new(prompt("a", &[5, 6, 7]), sampling) };
+    let mut engine = self::engine(&model);
+    engine.submit(request.clone()).unwrap();
+    let whole = next_finished(&mut engine);
+    for tokens in [0, 1, 17, 39] {
+        let id = engine.submit(request.clone()).unwrap();
+        (0..tokens).for_each(|_| drop(engine.poll().unwrap()));
+        assert!(engine.cancel(id));
+        let begun = next_finished(&mut engine);
+        assert_eq!(begun.tokens.len(), 3 + tokens);
+        let mut other = self::engine(&model);
+        other.submit(Request { begun: Some(begun), ..request.clone() }).unwrap();
+        assert_eq!(next_finished(&mut other), whole, "after {tokens} tokens");
+    }
+    for (begun, part) in [
+        (Sample { tokens: vec![9; 5], ..whole.clone() }, "another prompt"),
+        (Sample { logps: Vec::new(), ..whole.clone() }, "each field"),
+        (whole, "max_tokens is 40"),
+    ] {
+        let message = engine.submit(Request { begun: Some(begun), ..request.clone() }).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]

@@ -95,11 +95,12 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
     match run.kind {
         Some(wanted) if wanted != rows.kind() => {
             let message = format!(
-                "`{}` trains on {}, but {} holds {}",
+                "`{}` trains on {}, but {} holds {}{}",
                 run.name,
                 described(wanted),
                 config.path.display(),
-                described(rows.kind())
+                described(rows.kind()),
+                if wanted == Kind::Prompt { " (format = \"prompt\" takes what they ask)" } else { "" },
             );
             Err(run.blame(Error::setting(format!("{section}.path"), message)))
         }
@@ -121,6 +122,7 @@ fn described(kind: Kind) -> &'static str {
         Kind::Sft => "conversations or texts",
         Kind::Preference => "preference pairs",
         Kind::Kto => "labelled answers",
+        Kind::Prompt => "prompts",
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{Format, Target};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlong {
-    /// Its end is cut off. A row that loses every target is dropped.
+    /// Its end is cut off. A row that loses every target is dropped, and so is a prompt.
     #[default]
     Truncate,
     /// Its row is dropped.

@@ -50,7 +50,63 @@ impl Encoder {
                 let reward = f32::from(u8::from(*desirable));
                 self.fitted([self.sample(dialogue, Target::Assistant, Some(reward))?])
             }
+            Record::Prompt(dialogue) => self.prompt(dialogue),
         }
+    }
+
+    /// A prompt up to where its answer begins. It is never cut: the end is what asks.
+    fn prompt(&self, dialogue: &Dialogue) -> Result<(Vec<Sample>, Fate)> {
+        let template = self.tokenizer.template().filter(|_| !self.raw_text);
+        let tokens = match (dialogue, template) {
+            (Dialogue::Chat { messages, tools }, Some(template)) => {
+                self.asked(template, messages.clone(), tools.clone())?
+            }
+            (Dialogue::Chat { .. }, None) => return Err(without_template()),
+            (other, Some(template)) => {
+                self.asked(template, vec![Message::new("user", other.question())], None)?
+            }
+            (other, None) => self.begun(self.tokenizer.encode(other.question())?),
+        };
+        let len = tokens.len();
+        if len > self.max_length && self.overlong == Overlong::Error {
+            return Err(Error::Invalid(format!(
+                "a prompt of {len} tokens is longer than max_length = {} (overlong = \"drop\" leaves such rows out)",
+                self.max_length
+            )));
+        }
+        if len > self.max_length {
+            return Ok((Vec::new(), Fate::Overlong));
+        }
+        Ok((vec![Sample::new(tokens, vec![false; len])], Fate::Used))
+    }
+
+    /// A conversation as tokens, up to where the model's turn begins.
+    fn asked(
+        &self,
+        template: &ChatTemplate,
+        messages: Vec<Message>,
+        tools: Option<Value>,
+    ) -> Result<Vec<u32>> {
+        let options = RenderOptions { add_generation_prompt: true, tools, ..RenderOptions::default() };
+        let messages = self.with_system(messages);
+        Ok(template.encode_with(&self.tokenizer, &messages, Target::Nothing, &options)?.tokens)
+    }
+
+    fn with_system(&self, mut messages: Vec<Message>) -> Vec<Message> {
+        let begins_with_system = messages.first().is_some_and(|first| first.role == "system");
+        if let Some(system) = self.system.as_ref().filter(|_| !begins_with_system) {
+            messages.insert(0, Message::new("system", system.clone()));
+        }
+        messages
+    }
+
+    /// Tokens of a document behind the tokenizer's own beginning of one.
+    fn begun(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos());
+        if let Some(bos) = bos.filter(|bos| tokens.first() != Some(bos)) {
+            tokens.insert(0, bos);
+        }
+        tokens
     }
 
     fn sample(&self, dialogue: &Dialogue, target: Target, reward: Option<f32>) -> Result<Sample> {
@@ -121,24 +177,18 @@ impl Encoder {
             (Dialogue::Chat { messages, tools }, Some(template)) => {
                 self.chat(template, messages.clone(), tools.clone(), target)
             }
-            (Dialogue::Chat { .. }, None) => Err(Error::Invalid(
-                "a conversation needs a chat template: the tokenizer has none, or raw_text = true is set"
-                    .into(),
-            )),
+            (Dialogue::Chat { .. }, None) => Err(without_template()),
         }
     }
 
     fn chat(
         &self,
         template: &ChatTemplate,
-        mut messages: Vec<Message>,
+        messages: Vec<Message>,
         tools: Option<Value>,
         target: Target,
     ) -> Result<Encoded> {
-        let begins_with_system = messages.first().is_some_and(|first| first.role == "system");
-        if let Some(system) = self.system.as_ref().filter(|_| !begins_with_system) {
-            messages.insert(0, Message::new("system", system.clone()));
-        }
+        let mut messages = self.with_system(messages);
         for message in &mut messages {
             write_out_unread_fields(template.source(), message);
         }
@@ -162,6 +212,12 @@ impl Encoder {
         }
         Ok(Encoded { text: text.to_owned(), tokens, mask })
     }
+}
+
+fn without_template() -> Error {
+    Error::Invalid(
+        "a conversation needs a chat template: the tokenizer has none, or raw_text = true is set".into(),
+    )
 }
 
 impl Dialogue {
