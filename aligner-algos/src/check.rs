@@ -11,6 +11,7 @@
 //! ```
 
 mod bigram;
+mod ranks;
 
 use aligner_core::ops::host::to_vec;
 use aligner_core::{Algorithm, Batch, Error, Gradients, Group, Needs, Policy, Result, Sample, StepBatch};
@@ -18,6 +19,7 @@ use aligner_core::{Algorithm, Batch, Error, Gradients, Group, Needs, Policy, Res
 pub use bigram::BigramPolicy;
 
 use crate::gradients::gradients;
+use ranks::credit_apart;
 
 /// Largest difference of a derivative and its finite difference, over the gradient's length.
 const MAX_DIFFERENCE_ERROR: f64 = 2e-3;
@@ -43,16 +45,20 @@ pub struct AlgorithmReport {
 ///
 /// Checks that the gradient is the derivative of the loss; that neither micro-batches nor ranks
 /// change it beyond rounding; and that samples without a target contribute exactly 0. Reference and
-/// sampling log-probabilities that the algorithm needs and the groups lack are made up.
+/// sampling log-probabilities and critic's values that the algorithm needs and the groups lack are
+/// made up.
 ///
 /// # Errors
 /// The first property that does not hold, with figures; and what the algorithm itself reports.
 pub fn check_algorithm(algorithm: &dyn Algorithm, groups: &[Group]) -> Result<AlgorithmReport> {
-    let mut step = StepBatch { groups: groups.to_vec() };
+    let mut step = StepBatch::new(groups.to_vec());
     let vocab =
         groups.iter().flat_map(|g| &g.samples).flat_map(|s| &s.tokens).max().map_or(1, |&t| t as usize + 1);
     let policy = BigramPolicy::new(vocab, 1);
     fill_logps(&mut step.groups, vocab, algorithm.needs())?;
+    if algorithm.needs().contains(Needs::VALUES) {
+        fill_values(&mut step.groups);
+    }
     let uncredited = step.groups.clone();
     algorithm.credit(&mut step)?;
     let groups = step.groups;
@@ -137,19 +143,17 @@ impl Trial<'_> {
     }
 
     /// Each of two ranks gives credit to half of the groups, counts it and sums its gradients, as a
-    /// learner does that sees no other rank's groups.
+    /// learner does that knows no more of the other rank's groups than sums.
     fn two_rank_error(&self, whole: &Gradients, all: &[Group], uncredited: &[Group]) -> Result<f64> {
         let per = self.algorithm.per();
         let (mut sum, mut apart) = (Gradients::default(), 0.0);
         let (one, other) = uncredited.split_at(uncredited.len() / 2);
-        for half in [one, other] {
-            let mut step = StepBatch { groups: half.to_vec() };
-            self.algorithm.credit(&mut step)?;
-            if step.groups.is_empty() {
+        for groups in credit_apart(self.algorithm, [one, other])? {
+            if groups.is_empty() {
                 continue;
             }
-            apart += per.count(&step.groups);
-            let gradients = self.gradients(&[&step.groups])?;
+            apart += per.count(&groups);
+            let gradients = self.gradients(&[&groups])?;
             sum.add(gradients.values, gradients.loss_sum, &gradients.metrics);
         }
         if !matches!(per, aligner_core::Per::Constant(_)) {
@@ -215,6 +219,18 @@ fn fill_logps(groups: &mut [Group], vocab: usize, needs: Needs) -> Result<()> {
         fill(groups, 3, |sample| &mut sample.logps)?;
     }
     Ok(())
+}
+
+/// Values of some critic, where there are none.
+fn fill_values(groups: &mut [Group]) {
+    let mut samples = groups.iter_mut().flat_map(|group| &mut group.samples);
+    if samples.any(|sample| !sample.values.is_empty()) {
+        return;
+    }
+    for sample in groups.iter_mut().flat_map(|group| &mut group.samples) {
+        let value = |(at, token): (usize, &u32)| ((at * 5 + *token as usize * 3) % 7) as f32 / 7.0 - 0.5;
+        sample.values = sample.tokens.iter().enumerate().map(value).collect();
+    }
 }
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ mod tests {
         let sum: f32 =
             dpo(DpoConfig::default()).loss(&forward(&[-1.0, -9.0]), &batch).expect("ok").sum.into_scalar();
         assert_eq!(sum, 0.0);
-        let mut step = StepBatch { groups: vec![silent, pair()] };
+        let mut step = StepBatch::new(vec![silent, pair()]);
         dpo(DpoConfig::default()).credit(&mut step).expect("pairs");
         assert_eq!(step.groups.len(), 1);
     }

@@ -76,7 +76,7 @@ impl Learner {
         self.step
     }
 
-    /// One optimizer step on this rank's `groups`.
+    /// One optimizer step on this rank's `groups`: credit, then [`Learner::update`].
     ///
     /// Logs `loss`, `grad_norm` (before clipping), `learning_rate`, `num_tokens`, and what the
     /// algorithm logs.
@@ -85,7 +85,39 @@ impl Learner {
     /// Groups that the algorithm or the model cannot take; [`Error::NotFinite`] for a reward, a loss
     /// or a gradient, with the samples that caused it. The parameters have not moved then.
     pub fn step(&mut self, algorithm: &dyn Algorithm, groups: Vec<Group>) -> Result<Metrics> {
-        let packed = self.pack(algorithm, groups);
+        let credited = self.credit(algorithm, StepBatch::new(groups));
+        self.apply(algorithm, credited)
+    }
+
+    /// One optimizer step on groups that have their credit already: several epochs and minibatches
+    /// may follow one rollout. Logs as [`Learner::step`], without what credit logs.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    pub fn update(&mut self, algorithm: &dyn Algorithm, groups: Vec<Group>) -> Result<Metrics> {
+        self.apply(algorithm, Ok(StepBatch::new(groups)))
+    }
+
+    /// Credit over a whole step on all ranks, after a check that its numbers are finite.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] for numbers that came with a sample; samples that the algorithm cannot
+    /// give credit to.
+    pub fn credit(&self, algorithm: &dyn Algorithm, mut step: StepBatch) -> Result<StepBatch> {
+        // Whoever fails here has to tell the others, which may be on their way into a sum.
+        let finite = step.groups.iter().try_for_each(check_finite);
+        step.comm = Some(self.comm.clone());
+        step.sum_over_ranks(finite.map(|()| []))?;
+        algorithm.credit(&mut step)?;
+        Ok(step)
+    }
+
+    fn apply(&mut self, algorithm: &dyn Algorithm, credited: Result<StepBatch>) -> Result<Metrics> {
+        let mut logged = Metrics::default();
+        let packed = credited.and_then(|step| {
+            logged = step.metrics;
+            self.pack(algorithm, step.groups)
+        });
         let local = packed.and_then(|packed| {
             let gradients = self.accumulate(algorithm, &packed.batches)?;
             Ok((packed, gradients))
@@ -105,6 +137,7 @@ impl Learner {
         self.step += 1;
         self.tokens += tokens as u64;
         let mut metrics = gradients.metrics;
+        metrics.merge(&logged);
         metrics.add("loss", gradients.loss_sum, packed.count);
         sum_metrics(self.comm.as_ref(), &mut metrics)?;
         metrics.set("grad_norm", grad_norm);
@@ -119,8 +152,10 @@ impl Learner {
     /// # Errors
     /// As [`Learner::step`].
     pub fn evaluate(&self, algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Metrics> {
-        let work = self.pack(algorithm, groups.to_vec()).and_then(|packed| {
-            let mut metrics = Metrics::default();
+        let credited = self.credit(algorithm, StepBatch::new(groups.to_vec()));
+        let work = credited.and_then(|step| {
+            let packed = self.pack(algorithm, step.groups)?;
+            let mut metrics = step.metrics;
             let mut loss_sum = 0.0;
             for batch in &packed.batches {
                 let out = algorithm.loss(&self.policy.forward(batch, algorithm.needs())?, batch)?;
@@ -136,19 +171,17 @@ impl Learner {
         Ok(metrics)
     }
 
-    /// Credit for the whole step, then micro-batches by token budget.
-    fn pack(&self, algorithm: &dyn Algorithm, groups: Vec<Group>) -> Result<Packed> {
+    /// Groups that have their credit in micro-batches by token budget.
+    fn pack(&self, algorithm: &dyn Algorithm, mut groups: Vec<Group>) -> Result<Packed> {
         groups.iter().try_for_each(check_finite)?;
-        let mut step = StepBatch { groups };
-        algorithm.credit(&mut step)?;
         if !algorithm.needs().contains(Needs::SCORES) {
             // They would contribute exactly 0, at the price of a pass.
-            step.groups.retain(|group| group.samples.iter().any(|sample| sample.targets() > 0));
+            groups.retain(|group| group.samples.iter().any(|sample| sample.targets() > 0));
         }
         let may_split = algorithm.per() != Per::Group;
-        let batches = micro_batches(&step.groups, self.config.micro_batch_tokens, may_split)?;
+        let batches = micro_batches(&groups, self.config.micro_batch_tokens, may_split)?;
         let tokens = batches.iter().map(|batch| batch.tokens.len()).sum::<usize>() as f64;
-        let mut count = algorithm.per().count(&step.groups);
+        let mut count = algorithm.per().count(&groups);
         if matches!(algorithm.per(), Per::Constant(_)) {
             // The counts of all ranks are summed: a constant is shared among them.
             count /= self.comm.size() as f64;
@@ -181,7 +214,11 @@ fn check_finite(group: &Group) -> Result<()> {
             ("the reward", sample.reward.as_slice()),
             ("a weight", &sample.weights),
             ("a sampling log-probability", &sample.logps),
+            ("an old log-probability", &sample.old_logps),
             ("a reference log-probability", &sample.ref_logps),
+            ("a value", &sample.values),
+            ("a return", &sample.returns),
+            ("a token's reward", &sample.token_rewards),
         ];
         for (what, values) in fields {
             if values.iter().any(|value| !value.is_finite()) {

@@ -126,7 +126,7 @@ pub fn preflight(
     if let Some(bos) = input.bos {
         check_bos(&groups, bos)?;
     }
-    let mut step = StepBatch { groups };
+    let mut step = StepBatch::new(groups);
     algorithm.credit(&mut step)?;
     let batch = Batch::collate(&step.groups)?;
     let mut report = PreflightReport {

@@ -91,7 +91,7 @@ mod tests {
         let sft = Sft::new(SftConfig { average });
         let sample = |response: &[u32]| Sample::response(&[1, 2], response);
         let groups = vec![Group::single("a", sample(&[3])), Group::single("b", sample(&[4, 5, 6]))];
-        let mut step = StepBatch { groups };
+        let mut step = StepBatch::new(groups);
         sft.credit(&mut step).expect("any samples");
         let batch = Batch::collate(&step.groups).expect("valid groups");
         let logps = Tensor::<1>::from_floats(logps, &Device::flex());

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::{Batch, Error, Group, Metrics, Result};
+use crate::{Batch, Error, Group, Metrics, Result, StepBatch};
 
 /// What a loss needs beside the log-probabilities of the targets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -11,11 +11,12 @@ pub struct Needs(u8);
 impl Needs {
     /// Log-probabilities only.
     pub const NOTHING: Self = Self(0);
-    /// Log-probabilities under the policy that sampled.
+    /// Log-probabilities under the policy as it was when it sampled.
     pub const OLD_LOGPS: Self = Self(1);
     /// Log-probabilities under the frozen reference.
     pub const REF_LOGPS: Self = Self(2);
-    /// A critic's value at each target.
+    /// A critic's value at each target. A policy with a scalar head gives them; one with a
+    /// language-model head does not, and its batch carries those of the critic.
     pub const VALUES: Self = Self(4);
     /// Entropy of the distribution at each target.
     pub const ENTROPY: Self = Self(8);
@@ -97,6 +98,14 @@ impl Forward {
         self.scores.as_ref().ok_or(Error::Missing { field: "scores", need: "Needs::SCORES" })
     }
 
+    /// The value head at each target's row, `[targets]`.
+    ///
+    /// # Errors
+    /// [`Error::Head`] where the model has no scalar head.
+    pub fn values(&self) -> Result<&Tensor<1>> {
+        self.values.as_ref().ok_or(Error::Head { field: "values", head: "scalar head" })
+    }
+
     /// Entropy at each target, `[targets]`.
     ///
     /// # Errors
@@ -129,13 +138,6 @@ impl LossOutput {
     }
 }
 
-/// The samples of one optimizer step, before they are packed.
-#[derive(Debug, Clone, Default)]
-pub struct StepBatch {
-    /// All groups of the step on this rank.
-    pub groups: Vec<Group>,
-}
-
 /// The algorithm's loss as a policy sees it.
 pub type LossFn<'a> = dyn Fn(&Forward, &Batch) -> Result<LossOutput> + 'a;
 
@@ -155,7 +157,8 @@ pub trait Algorithm {
     /// What the loss needs and the batch does not carry.
     fn loss(&self, out: &Forward, batch: &Batch) -> Result<LossOutput>;
 
-    /// Writes each sample's `weights` for the whole step, without gradient.
+    /// Writes each sample's `weights` for the whole step, without gradient, and logs into the step's
+    /// metrics.
     ///
     /// # Errors
     /// Samples that the algorithm cannot give credit to.

@@ -58,10 +58,15 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Credit of each target, `[targets]`.
     pub weights: Vec<f32>,
-    /// Log-probability of each target when it was sampled, `[targets]`; empty if unknown.
+    /// Log-probability of each target when it was sampled, `[targets]`; empty if unknown. The
+    /// trainer's own where a sample has `old_logps`, else the sampler's `logps`.
     pub old_logps: Vec<f32>,
     /// Log-probability of each target under the reference, `[targets]`; empty if unknown.
     pub ref_logps: Vec<f32>,
+    /// A critic's value before each target, `[targets]`; empty if unknown.
+    pub values: Vec<f32>,
+    /// What the critic should have said, `[targets]`; empty if unknown.
+    pub returns: Vec<f32>,
     /// The samples, in the order of the groups.
     pub sequences: Vec<Sequence>,
     /// Ids of the groups.
@@ -75,13 +80,19 @@ impl Batch {
     ///
     /// # Errors
     /// Per-token fields of the wrong length, a sample with no token, and a batch in which some but
-    /// not all samples carry `logps` or `ref_logps`.
+    /// not all samples carry log-probabilities (`old_logps` or `logps`), `ref_logps`, `values` or
+    /// `returns`.
     pub fn collate<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Result<Self> {
         let mut batch = Self::default();
         for group in groups {
             batch.push(group)?;
         }
-        for (field, got) in [("logps", batch.old_logps.len()), ("ref_logps", batch.ref_logps.len())] {
+        for (field, got) in [
+            ("logps", batch.old_logps.len()),
+            ("ref_logps", batch.ref_logps.len()),
+            ("values", batch.values.len()),
+            ("returns", batch.returns.len()),
+        ] {
             if got != 0 && got != batch.targets.len() {
                 return Err(Error::Invalid(format!(
                     "`{field}` is known for {got} of the batch's {} targets; it must be all or none",
@@ -111,13 +122,16 @@ impl Batch {
             let row = |token: usize| {
                 if token < prefix_len { prefix_start + token } else { own_start + token - prefix_len }
             };
+            let old_logps = if sample.old_logps.is_empty() { &sample.logps } else { &sample.old_logps };
             let first_target = self.targets.len();
             for at in (1..sample.tokens.len()).filter(|&at| sample.mask[at]) {
                 self.rows.push(row(at - 1) as u32);
                 self.targets.push(sample.tokens[at]);
                 self.weights.push(sample.weights.get(at).copied().unwrap_or(1.0));
-                self.old_logps.extend(sample.logps.get(at));
+                self.old_logps.extend(old_logps.get(at));
                 self.ref_logps.extend(sample.ref_logps.get(at));
+                self.values.extend(sample.values.get(at));
+                self.returns.extend(sample.returns.get(at));
             }
             self.sequences.push(Sequence {
                 group: group_index,
@@ -160,7 +174,7 @@ impl Batch {
         constant(&self.weights, like)
     }
 
-    /// The sampling policy's log-probabilities on the device of `like`, `[targets]`.
+    /// The log-probabilities when the targets were sampled, on the device of `like`, `[targets]`.
     ///
     /// # Errors
     /// [`Error::Missing`] where the batch carries none.
@@ -174,6 +188,22 @@ impl Batch {
     /// [`Error::Missing`] where the batch carries none.
     pub fn ref_logps(&self, like: &Tensor<1>) -> Result<Tensor<1>> {
         self.known(&self.ref_logps, "ref_logps", "Needs::REF_LOGPS", like)
+    }
+
+    /// The critic's values on the device of `like`, `[targets]`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where the batch carries none.
+    pub fn values(&self, like: &Tensor<1>) -> Result<Tensor<1>> {
+        self.known(&self.values, "values", "Needs::VALUES", like)
+    }
+
+    /// The critic's targets on the device of `like`, `[targets]`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where the batch carries none: the policy's algorithm gives credit first.
+    pub fn returns(&self, like: &Tensor<1>) -> Result<Tensor<1>> {
+        self.known(&self.returns, "returns", "Needs::VALUES", like)
     }
 
     fn known(
@@ -227,6 +257,21 @@ mod tests {
         let values = Tensor::<1>::from_floats([1.0, 2.0, 4.0], &burn::tensor::Device::flex());
         let sums = crate::ops::host::to_vec(&batch.sum_per_sequence(values));
         assert_eq!(sums, [3.0, 4.0, 0.0]);
+    }
+
+    #[test]
+    fn the_trainers_logps_go_before_the_samplers() {
+        let mut group = pair();
+        for sample in &mut group.samples {
+            sample.logps = vec![-1.0; sample.tokens.len()];
+            sample.values = vec![0.5; sample.tokens.len()];
+        }
+        group.samples[1].old_logps = vec![-2.0; 4];
+        let batch = Batch::collate([&group]).unwrap();
+        assert_eq!(batch.old_logps, [-1.0, -1.0, -2.0]);
+        let like = Tensor::<1>::zeros([3], &burn::tensor::Device::flex());
+        assert_eq!(crate::ops::host::to_vec(&batch.values(&like).unwrap()), [0.5; 3]);
+        assert!(batch.returns(&like).is_err());
     }
 
     #[test]

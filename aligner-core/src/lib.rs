@@ -41,9 +41,10 @@ pub mod rng;
 mod sample;
 mod sampling;
 pub mod shard;
+mod step;
 pub mod weights;
 
-pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per, StepBatch};
+pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per};
 pub use batch::{Batch, Segment, Sequence, constant};
 pub use communicator::{Communicator, Phase, Reduce};
 pub use engine::{
@@ -56,5 +57,6 @@ pub use policy::{Gradients, Policy, accumulate_in_turn, finite_sum};
 pub use reward::{Reward, Score};
 pub use sample::{Group, Prompt, Sample};
 pub use sampling::{Sampling, TokenMask};
+pub use step::StepBatch;
 
 pub use burn::tensor::{Device, Tensor};

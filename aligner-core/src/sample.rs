@@ -35,9 +35,22 @@ pub struct Sample {
     /// truncation, in nats. Empty where that is `logps`, or where nobody has computed it.
     #[serde(default)]
     pub raw_logps: Vec<f32>,
+    /// Log-probability of each token under the trainer's weights when the sample was taken, in nats:
+    /// the denominator of a policy ratio. Empty where that is `logps`.
+    #[serde(default)]
+    pub old_logps: Vec<f32>,
     /// Log-probability of each token under the reference, in nats.
     #[serde(default)]
     pub ref_logps: Vec<f32>,
+    /// A critic's value of the state before each token: read at the row that predicts it.
+    #[serde(default)]
+    pub values: Vec<f32>,
+    /// What the critic should have said at each token.
+    #[serde(default)]
+    pub returns: Vec<f32>,
+    /// Reward at each token, beside the whole sample's `reward`.
+    #[serde(default)]
+    pub token_rewards: Vec<f32>,
     /// Credit of each token: advantage, or loss weight. Empty means 1 everywhere.
     #[serde(default)]
     pub weights: Vec<f32>,
@@ -47,6 +60,12 @@ pub struct Sample {
     /// The whole sample's score. In a preference pair with a margin, the scores differ by it.
     #[serde(default)]
     pub reward: Option<f32>,
+    /// Whether the response ended by a stop token, and not by a limit on its length. None if unknown.
+    #[serde(default)]
+    pub ended: Option<bool>,
+    /// What the data set says of its prompt beside the text.
+    #[serde(default)]
+    pub metadata: serde_json::Value,
 }
 
 impl Sample {
@@ -132,7 +151,11 @@ impl Group {
                 ("mask", sample.mask.len(), false),
                 ("logps", sample.logps.len(), true),
                 ("raw_logps", sample.raw_logps.len(), true),
+                ("old_logps", sample.old_logps.len(), true),
                 ("ref_logps", sample.ref_logps.len(), true),
+                ("values", sample.values.len(), true),
+                ("returns", sample.returns.len(), true),
+                ("token_rewards", sample.token_rewards.len(), true),
                 ("weights", sample.weights.len(), true),
                 ("versions", sample.versions.len(), true),
             ];

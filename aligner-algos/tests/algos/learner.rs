@@ -9,6 +9,7 @@ use aligner_core::ops::host::{to_vec, with_slice};
 use aligner_core::optim::Schedule;
 use aligner_core::{
     Algorithm, Batch, Communicator, Error, Forward, Group, LossOutput, Metrics, ParamSet, Result, Sample,
+    StepBatch,
 };
 use std::sync::Arc;
 
@@ -302,4 +303,73 @@ fn learning_lowers_the_loss_and_counts_tokens() {
     assert!(later.get("loss").unwrap() < first.get("loss").unwrap());
     assert!(later.get("rewards/accuracies").unwrap() > 0.5);
     assert_eq!(later.get("num_tokens"), Some(6.0 * computed as f64));
+}
+
+/// Weighs each sample by its share of all ranks' rewards, and logs their sum.
+struct Share;
+
+impl Algorithm for Share {
+    fn loss(&self, out: &Forward, batch: &Batch) -> Result<LossOutput> {
+        let logps = out.logps()?;
+        Ok(LossOutput::new((logps.clone() * batch.weights(logps)).sum().neg()))
+    }
+
+    fn credit(&self, step: &mut StepBatch) -> Result<()> {
+        let rewards = step.groups.iter().flat_map(|group| &group.samples).map(|sample| sample.reward);
+        let own: Option<f32> = rewards.sum();
+        let own = own.ok_or_else(|| Error::Invalid("a sample without a reward".into()));
+        let [sum] = step.sum_over_ranks(own.map(|sum| [f64::from(sum)]))?;
+        for sample in step.groups.iter_mut().flat_map(|group| &mut group.samples) {
+            sample.weights = vec![sample.reward.unwrap() / sum as f32; sample.tokens.len()];
+        }
+        step.metrics.set("reward_sum", sum);
+        Ok(())
+    }
+}
+
+fn rewarded(count: u32) -> Vec<Group> {
+    let mut groups = singles(count);
+    for (at, group) in groups.iter_mut().enumerate() {
+        group.samples[0].reward = Some(at as f32);
+    }
+    groups
+}
+
+#[test]
+fn credit_over_ranks_equals_credit_of_one() {
+    let (expected, metrics) = train(alone(), &Share, &rewarded(6));
+    assert_eq!(metrics.get("reward_sum"), Some(15.0));
+    let results = on_ranks(|rank| {
+        let groups = rewarded(6);
+        let (first, second) = groups.split_at(2);
+        let share = if rank.is_main() { first } else { second };
+        train(learner(config(), rank), &Share, share)
+    });
+    for (got, metrics) in results {
+        assert!(gap(&got, &expected) < 1e-5, "{}", gap(&got, &expected));
+        assert_eq!(metrics.get("reward_sum"), Some(15.0));
+    }
+}
+
+#[test]
+fn credit_that_fails_on_one_rank_fails_on_all() {
+    let errors = on_ranks(|rank| {
+        let mut groups = rewarded(4);
+        if !rank.is_main() {
+            groups[1].samples[0].reward = None;
+        }
+        learner(config(), rank).step(&Share, groups).unwrap_err().to_string()
+    });
+    assert!(errors[0].contains("1 other ranks failed"), "{errors:?}");
+    assert!(errors[1].contains("without a reward"), "{errors:?}");
+}
+
+#[test]
+fn an_update_leaves_credit_as_it_is() {
+    let (mut whole, mut apart) = (alone(), alone());
+    let metrics = whole.step(&Share, rewarded(6)).unwrap();
+    let credited = apart.credit(&Share, StepBatch::new(rewarded(6))).unwrap();
+    let updated = apart.update(&Share, credited.groups).unwrap();
+    assert_eq!(values(whole.policy().params()), values(apart.policy().params()));
+    assert_eq!((updated.get("loss"), updated.get("reward_sum")), (metrics.get("loss"), None));
 }

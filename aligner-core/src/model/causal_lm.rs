@@ -220,10 +220,8 @@ impl CausalLm {
         let mut out = Forward::default();
         match self.head {
             Head::Language(id) => {
-                for (need, field) in [(Needs::SCORES, "scores"), (Needs::VALUES, "values")] {
-                    if needs.contains(need) {
-                        return Err(Error::Head { field, head: "scalar head" });
-                    }
+                if needs.contains(Needs::SCORES) {
+                    return Err(Error::Head { field: "scores", head: "scalar head" });
                 }
                 let scores =
                     linear_cross_entropy(hidden, self.params.matrix(id), &rows.targets, &batch.targets)?;
