@@ -6,6 +6,9 @@
 //! | supervised fine-tuning | [`Sft`] |
 //! | preference optimization | [`Dpo`] |
 //! | reward modelling | [`RewardModel`] |
+//! | reinforcement learning with a critic | [`Ppo`], [`ValueLoss`] |
+//! | reinforcement learning with a baseline | [`Grpo`], [`Rloo`], [`Reinforce`] |
+//! | learning from the best of several answers | [`Rejection`], [`BestOfN`] |
 //! | a frozen reference, live or cached | [`Reference`] |
 //! | checks before step 1 | [`preflight()`] |
 //! | checks of a new algorithm | [`check::check_algorithm`] |
@@ -19,24 +22,38 @@
 //! # Ok::<(), aligner_core::Error>(())
 //! ```
 
+mod best_of_n;
 pub mod check;
 mod dpo;
 #[cfg(test)]
 mod fixture;
 mod gradients;
+mod grpo;
 mod learner;
 mod micro_batch;
 pub mod ops;
 mod per_target;
+mod ppo;
 mod preflight;
 mod reference;
+mod reinforce;
+mod rejection;
 mod reward_model;
+mod rloo;
 mod sft;
+mod value;
 
+pub use best_of_n::{BestOfN, BestOfNConfig};
 pub use dpo::{Dpo, DpoConfig, DpoLoss};
+pub use grpo::{Grpo, GrpoConfig, GrpoLoss};
 pub use learner::{Learner, LearnerConfig};
 pub use micro_batch::micro_batches;
+pub use ppo::{KlConfig, KlPlace, Ppo, PpoConfig};
 pub use preflight::{PreflightConfig, PreflightInput, PreflightReport, preflight};
 pub use reference::Reference;
+pub use reinforce::{Baseline, Mean, Reinforce, ReinforceConfig, Whiten};
+pub use rejection::{Rejection, RejectionConfig};
 pub use reward_model::{RewardModel, RewardModelConfig};
+pub use rloo::{Rloo, RlooConfig};
 pub use sft::{Average, Sft, SftConfig};
+pub use value::{ValueLoss, ValueLossConfig};

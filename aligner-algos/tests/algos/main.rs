@@ -1,10 +1,13 @@
 //! The crate through its public face, against recorded values and against itself.
 #![expect(clippy::print_stdout, reason = "the errors that were seen are read from the tests' output")]
 
+mod credit;
 mod fixture;
 mod learner;
 mod losses;
 mod model;
+mod padded;
+mod policy_gradient;
 mod ranks;
 mod reference;
 mod train;
