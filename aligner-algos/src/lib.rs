@@ -3,12 +3,14 @@
 //! | what | where |
 //! |---|---|
 //! | the only training step | [`Learner`] |
+//! | the only rollout loop | [`Online`] |
 //! | supervised fine-tuning | [`Sft`] |
 //! | preference optimization | [`Dpo`] |
 //! | reward modelling | [`RewardModel`] |
 //! | reinforcement learning with a critic | [`Ppo`], [`ValueLoss`] |
 //! | reinforcement learning with a baseline | [`Grpo`], [`Rloo`], [`Reinforce`] |
 //! | learning from the best of several answers | [`Rejection`], [`BestOfN`] |
+//! | what responses are worth | [`rewards`] |
 //! | a frozen reference, live or cached | [`Reference`] |
 //! | checks before step 1 | [`preflight()`] |
 //! | checks of a new algorithm | [`check::check_algorithm`] |
@@ -31,6 +33,7 @@ mod gradients;
 mod grpo;
 mod learner;
 mod micro_batch;
+mod online;
 pub mod ops;
 mod per_target;
 mod ppo;
@@ -39,6 +42,7 @@ mod reference;
 mod reinforce;
 mod rejection;
 mod reward_model;
+pub mod rewards;
 mod rloo;
 mod sft;
 mod value;
@@ -48,6 +52,10 @@ pub use dpo::{Dpo, DpoConfig, DpoLoss};
 pub use grpo::{Grpo, GrpoConfig, GrpoLoss};
 pub use learner::{Learner, LearnerConfig};
 pub use micro_batch::micro_batches;
+pub use online::{
+    AdaptiveKlConfig, Critic, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts, RolloutConfig,
+    Watch,
+};
 pub use ppo::{KlConfig, KlPlace, Ppo, PpoConfig};
 pub use preflight::{PreflightConfig, PreflightInput, PreflightReport, preflight};
 pub use reference::Reference;

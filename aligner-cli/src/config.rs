@@ -14,14 +14,15 @@ use aligner_core::{Algorithm, Error};
 use anyhow::Context as _;
 use toml::de::DeTable;
 
-pub use sections::{DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
+pub use sections::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
 
 pub(crate) use check::not_a_model;
 pub(crate) use problem::{Problems, unknown};
 pub(crate) use read::{Reading, Unsound, read};
-pub(crate) use tree::Node;
+pub(crate) use tree::{Node, Value};
 
 use crate::Registry;
+use crate::registry::{Built, BuiltReward};
 use tree::Origin;
 
 /// A run file that has been read and found good, with its algorithm.
@@ -34,6 +35,10 @@ pub struct Run {
     pub algorithm: Box<dyn Algorithm>,
     /// The rows that the algorithm can train on, where it has said so.
     pub(crate) kind: Option<aligner_data::Kind>,
+    /// Whether it learns from samples of its own.
+    pub(crate) online: bool,
+    /// What these are worth, until the rollout loop takes them.
+    pub(crate) rewards: Vec<BuiltReward>,
     /// Its loss where policy and reference are equal, where it has said so.
     pub(crate) loss_at_reference: Option<f64>,
     /// Everything with its defaults, as it is written to the run directory.
@@ -68,20 +73,26 @@ impl Run {
         overrides::apply(&mut root, overrides, &mut problems);
         let reading = read::<RunConfig>(&root, "", &mut problems);
         let built = registry.build(&root, &mut problems);
+        let rewards = registry.rewards(&root, &mut problems);
         if let Some(reading) = &reading {
             check::values(reading, &root, &mut problems);
+        }
+        if let (Some(reading), Some(built)) = (&reading, &built) {
+            check::online(&reading.value, built, &root, &mut problems);
         }
         problems.clone().into_result()?;
         let (Some(Reading { value: config, .. }), Some(built)) = (reading, built) else {
             anyhow::bail!("{}: nothing could be read", path.display());
         };
         let source = Source { root, problems };
-        let resolved = resolve(&config, &built)?;
+        let resolved = resolve(&config, &built, &rewards)?;
         Ok(Self {
             config,
             name: built.name,
             algorithm: built.algorithm,
             kind: built.kind,
+            online: built.online,
+            rewards,
             loss_at_reference: built.loss_at_reference,
             resolved,
             source,
@@ -121,10 +132,14 @@ fn parse(text: &str, problems: &mut Problems) -> Node {
     Node::from_table(table, &Origin::File)
 }
 
-fn resolve(config: &RunConfig, built: &crate::registry::Built) -> anyhow::Result<toml::Table> {
+fn resolve(config: &RunConfig, built: &Built, rewards: &[BuiltReward]) -> anyhow::Result<toml::Table> {
     let mut resolved =
         toml::Table::try_from(config).context("the configuration cannot be written as TOML")?;
     let algorithm = toml::Table::from_iter([(built.name.clone(), built.config.clone())]);
     resolved.insert("algorithm".into(), toml::Value::Table(algorithm));
+    if !rewards.is_empty() {
+        let sections = rewards.iter().map(|reward| (reward.name.clone(), reward.config.clone())).collect();
+        resolved.insert("reward".into(), toml::Value::Table(sections));
+    }
     Ok(resolved)
 }

@@ -70,7 +70,8 @@ fn combine(name: &str, sums: &Sums, nll: Option<&Sums>) -> Option<(f64, Option<f
 
 /// One line of the figures that matter most.
 pub(crate) fn line(step: u64, groups: usize, values: &BTreeMap<String, f64>) -> String {
-    let shown = ["loss", "perplexity", "rewards/accuracies", "accuracy", "rewards/margins", "margin"];
+    let shown =
+        ["reward", "loss", "perplexity", "rewards/accuracies", "accuracy", "rewards/margins", "margin"];
     let figure = |name: &&str| {
         let value = values.get(&format!("eval/{name}"))?;
         let error = values.get(&format!("eval/{name}{STANDARD_ERROR}"));

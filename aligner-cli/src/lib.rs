@@ -30,10 +30,10 @@ mod wire;
 
 use std::process::ExitCode;
 
-pub use config::{DataConfig, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection};
+pub use config::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection};
 pub use registry::Registry;
 pub use report::Report;
-pub use rundir::{Answer, Record};
+pub use rundir::{Answer, Drawn, Record};
 pub use train::{Outcome, train};
 
 /// `mi_option_purge_delay` of mimalloc.h, which the bindings leave out: for how many milliseconds freed

@@ -86,6 +86,8 @@ impl Write for AboveBar {
 #[derive(Debug)]
 pub(crate) struct Steps {
     bar: Option<ProgressBar>,
+    /// What is shown of each step.
+    what: &'static str,
     total: u64,
     started: Instant,
     first: u64,
@@ -96,8 +98,8 @@ pub(crate) struct Steps {
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Steps {
-    /// Starts at step `first` of `total`.
-    pub(crate) fn start(first: u64, total: u64) -> Self {
+    /// Starts at step `first` of `total`; `what` names the value that is shown of each.
+    pub(crate) fn start(what: &'static str, first: u64, total: u64) -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total).with_position(first).with_style(style());
             bar.reset_eta();
@@ -105,13 +107,14 @@ impl Steps {
             bar
         });
         BAR.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&bar);
-        Self { bar, total, started: Instant::now(), first, last_line: None }
+        Self { bar, what, total, started: Instant::now(), first, last_line: None }
     }
 
     /// Shows that `step` is done.
-    pub(crate) fn done(&mut self, step: u64, loss: f64, tokens_per_second: f64) {
+    pub(crate) fn done(&mut self, step: u64, value: f64, tokens_per_second: f64) {
+        let what = self.what;
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {loss:.4}  {tokens_per_second:.0} tokens/s"));
+            bar.set_message(format!("{what} {value:.4}  {tokens_per_second:.0} tokens/s"));
             bar.set_position(step);
             return;
         }
@@ -123,7 +126,7 @@ impl Steps {
                 .div_f64((step - self.first).max(1) as f64)
                 .mul_f64((self.total - step) as f64);
             say(&format!(
-                "step {step}/{}  loss {loss:.4}  {tokens_per_second:.0} tokens/s  {} left",
+                "step {step}/{}  {what} {value:.4}  {tokens_per_second:.0} tokens/s  {} left",
                 self.total,
                 clock(left)
             ));
@@ -189,6 +192,29 @@ impl Count {
     fn line(&self, done: u64, elapsed: Duration) -> String {
         let left = elapsed.div_f64(done.max(1) as f64).mul_f64((self.total - done) as f64);
         format!("{} {done}/{}  {} left", self.what, self.total, clock(left))
+    }
+}
+
+/// A phase of a step, whose counts come one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Phase {
+    count: Option<Count>,
+}
+
+impl Phase {
+    /// Shows that `done` of `all` are done.
+    pub(crate) fn show(&mut self, what: &'static str, done: usize, all: usize) {
+        if self.count.as_ref().is_none_or(|count| count.what != what || count.total != all as u64) {
+            // The one before goes first: a bar is taken off the screen where it ends.
+            self.count = None;
+            self.count = Some(Count::start(what, all));
+        }
+        if let Some(count) = &mut self.count {
+            count.done(done);
+        }
+        if done >= all {
+            self.count = None;
+        }
     }
 }
 

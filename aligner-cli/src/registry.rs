@@ -1,12 +1,19 @@
 //! Names of algorithms, and how each is built from its section of the run file.
 
-use aligner_algos::{Dpo, DpoConfig, RewardModel, RewardModelConfig, Sft, SftConfig};
-use aligner_core::{Algorithm, Error};
+mod rewards;
+
+use aligner_algos::{
+    BestOfN, BestOfNConfig, Dpo, DpoConfig, Grpo, GrpoConfig, Ppo, PpoConfig, Reinforce, ReinforceConfig,
+    Rejection, RejectionConfig, RewardModel, RewardModelConfig, Rloo, RlooConfig, Sft, SftConfig,
+};
+use aligner_core::{Algorithm, Error, Reward};
 use aligner_data::Kind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::{Node, Problems, Reading, Unsound, blame, read, unknown};
+
+pub(crate) use rewards::{BuiltReward, RewardContext};
 
 /// An algorithm as its section of the run file describes it.
 pub(crate) struct Built {
@@ -16,6 +23,8 @@ pub(crate) struct Built {
     pub(crate) config: toml::Value,
     /// The rows that it trains on, where it has said so.
     pub(crate) kind: Option<Kind>,
+    /// Whether it learns from samples of its own.
+    pub(crate) online: bool,
     /// Its loss where policy and reference are equal, where it has said so.
     pub(crate) loss_at_reference: Option<f64>,
 }
@@ -44,19 +53,21 @@ type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<dyn Algorithm>, t
 /// ```
 pub struct Registry {
     entries: Vec<Entry>,
+    rewards: Vec<rewards::Entry>,
 }
 
 struct Entry {
     name: &'static str,
     build: Box<Build>,
     kind: Option<Kind>,
+    online: bool,
     loss_at_reference: Option<f64>,
 }
 
 impl Registry {
-    /// The algorithms that the program comes with: `sft`, `reward_model` and `dpo`.
+    /// The algorithms and rewards that the program comes with.
     pub fn built_in() -> Self {
-        Self { entries: Vec::new() }
+        Self { entries: Vec::new(), rewards: rewards::built_in() }
             .with("sft", |config: SftConfig| Ok(Sft::new(config)))
             .on(Kind::Sft)
             .with("reward_model", |config: RewardModelConfig| RewardModel::new(config))
@@ -64,6 +75,18 @@ impl Registry {
             .with("dpo", |config: DpoConfig| Dpo::new(config))
             .on(Kind::Preference)
             .starting_at(Dpo::LOSS_AT_REFERENCE)
+            .with("ppo", |config: PpoConfig| Ppo::new(config))
+            .online()
+            .with("reinforce", |config: ReinforceConfig| Reinforce::new(config))
+            .online()
+            .with("rloo", |config: RlooConfig| Rloo::new(config))
+            .online()
+            .with("grpo", |config: GrpoConfig| Grpo::new(config))
+            .online()
+            .with("rejection", |config: RejectionConfig| Rejection::new(config))
+            .online()
+            .with("best_of_n", |config: BestOfNConfig| BestOfN::new(config))
+            .online()
     }
 
     /// These and one more, built from the section `[algorithm.NAME]`; a name that is taken is replaced.
@@ -93,7 +116,36 @@ impl Registry {
             }
         };
         self.entries.retain(|entry| entry.name != name);
-        self.entries.push(Entry { name, build: Box::new(build), kind: None, loss_at_reference: None });
+        let build = Box::new(build);
+        self.entries.push(Entry { name, build, kind: None, online: false, loss_at_reference: None });
+        self
+    }
+
+    /// These and one more kind of reward, built from a section `[reward.KIND]`, or from `[reward.NAME]` with
+    /// `kind = "KIND"`; a kind that is taken is replaced.
+    #[must_use]
+    pub fn with_reward<C, R>(
+        mut self,
+        kind: &'static str,
+        build: impl Fn(C) -> aligner_core::Result<R> + 'static,
+    ) -> Self
+    where
+        C: DeserializeOwned + Serialize,
+        R: Reward + Send + 'static,
+    {
+        self.rewards.retain(|entry| entry.kind != kind);
+        self.rewards.push(rewards::simple(kind, build));
+        self
+    }
+
+    /// Says that the algorithm that was added last learns from samples that the policy draws itself: it is given
+    /// prompts, and rewards say what the samples are worth.
+    #[must_use]
+    pub fn online(mut self) -> Self {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.online = true;
+            entry.kind = Some(Kind::Prompt);
+        }
         self
     }
 
@@ -122,6 +174,11 @@ impl Registry {
         self.entries.iter().map(|entry| entry.name)
     }
 
+    /// What the run file's sections `[reward.NAME]` describe.
+    pub(crate) fn rewards(&self, root: &Node, problems: &mut Problems) -> Vec<BuiltReward> {
+        rewards::build(&self.rewards, root, problems)
+    }
+
     /// Builds the one algorithm that the run file names.
     pub(crate) fn build(&self, root: &Node, problems: &mut Problems) -> Option<Built> {
         let sections = root.find("algorithm")?.node.entries();
@@ -137,8 +194,15 @@ impl Registry {
                 continue;
             };
             if let Some((algorithm, config)) = (entry.build)(root, &format!("algorithm.{name}"), problems) {
-                let (kind, loss_at_reference) = (entry.kind, entry.loss_at_reference);
-                built.push(Built { name: name.to_string(), algorithm, config, kind, loss_at_reference });
+                let Entry { kind, online, loss_at_reference, .. } = *entry;
+                built.push(Built {
+                    name: name.to_string(),
+                    algorithm,
+                    config,
+                    kind,
+                    online,
+                    loss_at_reference,
+                });
             }
         }
         if let [_, second, ..] = sections {

@@ -1,13 +1,14 @@
 //! `report.html`: one file, no network, with curves, numbers and answers before and after.
 
 mod chart;
+mod rollouts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use aligner_core::metrics::describe;
 
-use crate::rundir::{Answer, Record};
+use crate::rundir::{Answer, Drawn, Record};
 use chart::{Series, figure, number};
 
 /// What a report shows.
@@ -21,6 +22,8 @@ pub struct Report<'a> {
     pub records: &'a [Record],
     /// All answers of `samples.jsonl`.
     pub answers: &'a [Answer],
+    /// All samples of `rollouts.jsonl`.
+    pub rollouts: &'a [Drawn],
     /// The text of `resolved.toml`.
     pub config: &'a str,
 }
@@ -45,6 +48,7 @@ impl Report<'_> {
         self.tiles(&mut page);
         self.answers(&mut page);
         self.charts(&mut page);
+        rollouts::table(self.rollouts, &mut page);
         self.numbers(&mut page);
         self.dictionary(&mut page);
         let _ = write!(
@@ -89,7 +93,8 @@ impl Report<'_> {
 
     fn tiles(&self, page: &mut String) {
         let held_out = self.held_out();
-        let wanted = ["rewards/accuracies", "accuracy", "loss", "perplexity", "rewards/margins", "margin"];
+        let wanted =
+            ["reward", "rewards/accuracies", "accuracy", "loss", "perplexity", "rewards/margins", "margin"];
         page.push_str("<div class=\"tiles\">");
         for (name, change) in wanted.iter().filter_map(|name| Some((name, held_out.get(name)?))).take(4) {
             let _ = write!(
@@ -134,8 +139,8 @@ impl Report<'_> {
         let names = self.names();
         // The loss first, then held-out quality, then the rest by name.
         let rank = |name: &&str| match *name {
-            "loss" => 0,
-            "rewards/accuracies" | "accuracy" => 1,
+            "loss" | "reward" => 0,
+            "rewards/accuracies" | "accuracy" | "objective/kl" => 1,
             "rewards/margins" | "margin" | "perplexity" => 2,
             _ => 3,
         };
@@ -238,6 +243,7 @@ mod tests {
             title: "run",
             subtitle: "",
             records: &[record(0, 2.0), record(1, 1.0)],
+            rollouts: &[],
             answers: &[answer(0, "<script>alert(1)</script>"), answer(1, "better")],
             config: "a = 1",
         };

@@ -5,6 +5,7 @@ mod events;
 mod fingerprint;
 mod manifest;
 mod metrics_log;
+mod rollouts;
 mod samples;
 
 use std::fs::{self, File, TryLockError};
@@ -20,6 +21,8 @@ pub(crate) use fingerprint::Fingerprints;
 pub(crate) use manifest::Manifest;
 pub use metrics_log::Record;
 pub(crate) use metrics_log::{MetricsLog, read as read_metrics};
+pub use rollouts::Drawn;
+pub(crate) use rollouts::{read as read_rollouts, write as write_rollouts};
 pub use samples::Answer;
 pub(crate) use samples::{read as read_answers, write as write_answers};
 
@@ -58,7 +61,8 @@ pub(crate) struct RunDir {
 /// What `--overwrite` removes, the directories first: a kill half way leaves what is still a run. The
 /// resolved configuration is written over, and the reference's log-probabilities stay: their keys
 /// are the content of weights and tokens, so they are right for any run.
-const OWN: [&str; 5] = ["checkpoints", "model", "metrics.jsonl", "samples.jsonl", "report.html"];
+const OWN: [&str; 6] =
+    ["checkpoints", "model", "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "report.html"];
 const RESOLVED: &str = "resolved.toml";
 const LOCK: &str = ".lock";
 const EVENTS: &str = "events.out.tfevents.";
@@ -140,6 +144,11 @@ impl RunDir {
         self.path.join("samples.jsonl")
     }
 
+    /// Samples that the run has learned from.
+    pub(crate) fn rollouts(&self) -> PathBuf {
+        self.path.join("rollouts.jsonl")
+    }
+
     pub(crate) fn report(&self) -> PathBuf {
         self.path.join("report.html")
     }
@@ -214,13 +223,15 @@ fn lock(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Keys of `[run]` that change neither the weights nor their order of training.
-const FREE: [&str; 8] = [
+const FREE: [&str; 10] = [
     "dir",
     "eval_every",
     "save_every",
     "keep_last",
     "sample_prompts",
     "sample_tokens",
+    "rollouts_every",
+    "rollout_groups",
     "preflight",
     "save_dtype",
 ];

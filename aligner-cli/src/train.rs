@@ -3,6 +3,7 @@
 mod answers;
 mod length;
 mod newest;
+mod rollouts;
 mod session;
 mod steps;
 mod summary;

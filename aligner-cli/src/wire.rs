@@ -2,6 +2,7 @@
 
 mod data;
 mod engine;
+mod online;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use anyhow::{bail, ensure};
 
 pub(crate) use data::Data;
 pub(crate) use engine::{EngineFlags, engine};
+pub(crate) use online::{online, prompt_of};
 
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};
@@ -103,6 +105,8 @@ pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerpri
     prints.add_model(&config.model.path)?;
     prints.add_tokenizer(config.model.tokenizer.as_ref().unwrap_or(&config.model.path))?;
     config.reference.path.iter().try_for_each(|path| prints.add_model(path))?;
+    let critic = config.critic.as_ref().and_then(|critic| critic.path.as_ref());
+    critic.into_iter().try_for_each(|path| prints.add_model(path))?;
     Ok(prints)
 }
 
@@ -155,6 +159,9 @@ pub(crate) fn trained_policy(
         _ => {}
     }
     policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
+    if let Some(rollout) = &run.config.rollout {
+        policy.set_temperature(rollout.temperature)?;
+    }
     Ok(policy)
 }
 

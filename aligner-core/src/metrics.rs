@@ -81,6 +81,15 @@ impl Metrics {
         }
     }
 
+    /// The same under names that begin with `prefix`, those excepted that have a family (`a/b`) already.
+    #[must_use]
+    pub fn prefixed(&self, prefix: &str) -> Self {
+        let named = |(name, &value): (&String, &Value)| {
+            (if name.contains('/') { name.clone() } else { format!("{prefix}{name}") }, value)
+        };
+        Self(self.0.iter().map(named).collect())
+    }
+
     /// The value called `name`; none where it was never added or has no weight.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).and_then(|value| value.get())

@@ -1,5 +1,7 @@
 //! Token sequences with a response mask, in groups: the one data type of every algorithm.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -60,6 +62,9 @@ pub struct Sample {
     /// The whole sample's score. In a preference pair with a margin, the scores differ by it.
     #[serde(default)]
     pub reward: Option<f32>,
+    /// What each part of the reward said, by its name, before its weight.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, f32>,
     /// Whether the response ended by a stop token, and not by a limit on its length. None if unknown.
     #[serde(default)]
     pub ended: Option<bool>,

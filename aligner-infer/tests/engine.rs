@@ -302,7 +302,8 @@ fn a_cancelled_request_goes_on_behind_what_it_has() {
         (Sample { logps: Vec::new(), ..whole.clone() }, "each field"),
         (whole, "max_tokens is 40"),
     ] {
-        let message = engine.submit(Request { begun: Some(begun), ..request.clone() }).unwrap_err().to_string();
+        let message =
+            engine.submit(Request { begun: Some(begun), ..request.clone() }).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
 }

@@ -4,8 +4,10 @@
 mod credit;
 mod fixture;
 mod learner;
+mod learning;
 mod losses;
 mod model;
+mod online;
 mod padded;
 mod policy_gradient;
 mod ranks;

@@ -6,6 +6,7 @@ use aligner_core::Error;
 use aligner_data::DatasetConfig;
 
 use super::{Node, Problems, Reading, RunConfig, blame};
+use crate::registry::Built;
 
 /// Records every value that cannot work; opens no model and touches no device.
 pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut Problems) {
@@ -19,6 +20,40 @@ pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut P
     // What stands in for a bad value has faults that nobody wrote.
     for (key, message) in found.into_iter().filter(|(key, _)| !reading.unsound.holds(key)) {
         blame(root, &key, &message, problems);
+    }
+}
+
+/// Records what does not go with an algorithm that draws its own samples, or with one that does not.
+pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &mut Problems) {
+    let name = &built.name;
+    if built.online {
+        let mut found = Vec::new();
+        if let Some(rollout) = &config.rollout {
+            add_errors(&mut found, "rollout", rollout.errors());
+        }
+        if let Some(critic) = &config.critic {
+            add_errors(&mut found, "critic.learner", critic.learner.errors());
+        }
+        if root.find("reward").is_none_or(|entry| entry.node.entries().is_empty()) {
+            problems.push(
+                None,
+                format!(
+                    "`{name}` learns from the rewards of its samples: add a section such as [reward.regex]"
+                ),
+            );
+        }
+        found.into_iter().for_each(|(key, message)| blame(root, &key, &message, problems));
+        return;
+    }
+    for section in ["rollout", "reward", "critic"] {
+        if root.find(section).is_some() {
+            blame(
+                root,
+                section,
+                &format!("`{name}` draws no samples, so this section means nothing"),
+                problems,
+            );
+        }
     }
 }
 

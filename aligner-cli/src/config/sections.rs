@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use aligner_algos::{LearnerConfig, PreflightConfig};
+use aligner_algos::{LearnerConfig, PreflightConfig, RolloutConfig, ValueLossConfig};
 use aligner_core::weights::SaveDtype;
 use aligner_data::DatasetConfig;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,16 @@ pub struct RunConfig {
     /// How it is trained.
     #[serde(default)]
     pub learner: LearnerConfig,
+    /// How an algorithm that learns from its own samples draws them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutConfig>,
+    /// `[reward.NAME]`: what the samples are worth; read by the registry's reward of that kind.
+    #[serde(default, skip_serializing)]
+    #[expect(dead_code, reason = "the registry reads the section itself")]
+    reward: ReadElsewhere,
+    /// The model that learns what a state is worth, where the algorithm asks for values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critic: Option<CriticConfig>,
     /// What the checks before step 1 hold the run to.
     #[serde(default)]
     pub preflight: PreflightConfig,
@@ -42,6 +52,7 @@ impl RunConfig {
             ("model.tokenizer", self.model.tokenizer.as_ref()),
             ("data.eval.path", self.data.eval.as_ref().map(|rows| &rows.path)),
             ("reference.path", self.reference.path.as_ref()),
+            ("critic.path", self.critic.as_ref().and_then(|critic| critic.path.as_ref())),
         ];
         let given = optional.into_iter().filter_map(|(key, path)| Some((key, path?)));
         always.into_iter().chain(given).map(|(key, path)| (key, path.as_path()))
@@ -100,6 +111,28 @@ impl Default for ReferenceConfig {
     }
 }
 
+/// `[critic]`: its start and how it learns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CriticConfig {
+    /// The model that it starts from: a reward model with one output, or a language model, which gets a new
+    /// head. By default `model.path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// The loss of its values.
+    pub loss: ValueLossConfig,
+    /// Its own learner.
+    pub learner: LearnerConfig,
+}
+
+impl Default for CriticConfig {
+    fn default() -> Self {
+        // 9e-6 as in NeMo-Aligner and OpenRLHF.
+        let learner = LearnerConfig { learning_rate: 9e-6, ..LearnerConfig::default() };
+        Self { path: None, loss: ValueLossConfig::default(), learner }
+    }
+}
+
 /// `[run]`: length, place, and what is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -115,7 +148,7 @@ pub struct RunSection {
     /// Passes over the training rows; this or `steps`. Without either, one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<f64>,
-    /// Groups a step: rows for SFT, pairs for preferences.
+    /// Groups a step: rows for SFT, pairs for preferences, prompts for what learns from its own samples.
     #[serde(default = "default_batch_size")]
     pub batch_size: usize,
     /// Steps between evaluations on held-out rows; 0 is at the start and the end only.
@@ -134,6 +167,12 @@ pub struct RunSection {
     /// Most tokens of such an answer.
     #[serde(default = "default_sample_tokens")]
     pub sample_tokens: usize,
+    /// Steps between those whose samples are kept, with their rewards, in `rollouts.jsonl`; 0 is never.
+    #[serde(default = "default_rollouts_every")]
+    pub rollouts_every: usize,
+    /// Groups that are kept of such a step.
+    #[serde(default = "default_rollout_groups")]
+    pub rollout_groups: usize,
     /// Whether the checks before step 1 run.
     #[serde(default = "yes")]
     pub preflight: bool,
@@ -156,6 +195,14 @@ fn default_seed() -> u64 {
 
 fn default_batch_size() -> usize {
     8
+}
+
+fn default_rollouts_every() -> usize {
+    10
+}
+
+fn default_rollout_groups() -> usize {
+    2
 }
 
 fn default_keep_last() -> usize {

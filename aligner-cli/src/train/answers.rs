@@ -31,7 +31,7 @@ impl Session {
         let answering = Count::start("answering the sample prompts", 0);
         let samples = engine.generate(&self.prompts, &sampling)?;
         drop(answering);
-        let (step, tokenizer) = (self.learner.steps(), &self.model.tokenizer);
+        let (step, tokenizer) = (self.steps_done(), &self.model.tokenizer);
         let frame = Frame::of(tokenizer);
         let answer = |(prompt, sample): (&Prompt, &Sample)| {
             let response = sample.tokens.get(prompt.tokens.len()..).unwrap_or_default();

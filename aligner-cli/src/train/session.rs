@@ -10,6 +10,7 @@ use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
 use aligner_core::{Device, Error, Group, Needs, Prompt};
 use aligner_data::{Loader, LoaderState, now_secs};
 
+use super::rollouts::{self, Rollouts};
 use super::{Ending, Outcome, length, newest, summary};
 use crate::interrupt::Interrupt;
 use crate::progress::{Count, say};
@@ -27,7 +28,10 @@ pub(super) struct Session {
     /// The configuration of the model that is trained: with its head.
     pub(super) model_config: ModelConfig,
     pub(super) learner: Learner,
+    /// The frozen model of an algorithm on rows; the rollout loop has its own.
     pub(super) reference: Option<Reference>,
+    /// The rollout loop, where the algorithm learns from its own samples.
+    pub(super) rollouts: Option<Rollouts>,
     data: Data,
     pub(super) loader: Loader,
     pub(super) held_out: Vec<Group>,
@@ -43,7 +47,7 @@ pub(super) struct Session {
 impl Session {
     /// Opens all that the run names. Mistakes in the run file and in the data come first, then the
     /// run's directory, then the model's weights; what an earlier run left there goes after all of them.
-    pub(super) fn open(run: Run, existing: Existing) -> anyhow::Result<Self> {
+    pub(super) fn open(mut run: Run, existing: Existing) -> anyhow::Result<Self> {
         // A resumed run renders its templates as on the day on which it began.
         let begun_secs = rundir::begun_secs(&run.config.run.dir, existing)?.unwrap_or_else(now_secs);
         let model = LoadedModel::of_run_begun(&run, begun_secs)?;
@@ -77,22 +81,38 @@ impl Session {
         drop(loading);
         dir.begin(&identity)?;
         let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
-        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), total, wire::alone())?;
+        let trainer = from.as_deref().map(rundir::Checkpoints::learner);
+        let mut rollouts = None;
+        if run.online {
+            let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
+            let critic = trainer.as_deref().map(rollouts::critic_dir);
+            let longest = data.longest()?;
+            let (online, critic) =
+                wire::online(&mut run, &model, &policy, longest, reference.take(), critic.as_deref(), total)?;
+            rollouts = Some(Rollouts { online, held_out: prompts, critic });
+        }
+        let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));
+        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), updates, wire::alone())?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
             let loaded = learner.load_state(&rundir::Checkpoints::learner(from));
             loaded.map_err(|error| newest::blamed(&dir, error))?;
             loader.restore(&state.loader)?;
+            if let (Some(Rollouts { online, .. }), Some(trainer)) = (&mut rollouts, &trainer) {
+                let restored = rollouts::read_state(trainer)
+                    .and_then(|state| online.restore(state, learner.policy().params(), learner.steps()));
+                restored.map_err(|error| newest::blamed(&dir, error))?;
+            }
             say(&format!("resuming from {}", from.display()));
         }
-        let mut held_out = data.held_out_groups()?;
+        let mut held_out = if run.online { Vec::new() } else { data.held_out_groups()? };
         if let Some(reference) = &mut reference {
             wire::fill(reference, &mut held_out)?;
         }
         say(&data.account());
         let scores = run.algorithm.needs().contains(Needs::SCORES);
         let prompts = if scores { Vec::new() } else { data.prompts(run.config.run.sample_prompts)? };
-        let step = learner.steps();
+        let step = state.as_ref().map_or(0, |state| state.step);
         let resumed = if step > 0 { step + 1 } else { 0 };
         if step == 0 {
             dir.remove_events()?;
@@ -108,6 +128,7 @@ impl Session {
             model_config,
             learner,
             reference,
+            rollouts,
             data,
             loader,
             held_out,
@@ -116,9 +137,14 @@ impl Session {
         })
     }
 
+    /// Steps of the run that are done: rollouts, or updates where rows are learned.
+    pub(super) fn steps_done(&self) -> u64 {
+        self.rollouts.as_ref().map_or_else(|| self.learner.steps(), |rollouts| rollouts.online.steps())
+    }
+
     /// Trains from wherever the run stands to its end.
     pub(super) fn run(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ending> {
-        if self.learner.steps() == 0 {
+        if self.steps_done() == 0 {
             self.begin()?;
         }
         if let Ending::Interrupted(step) = self.steps(interrupt)? {
@@ -130,7 +156,8 @@ impl Session {
 
     /// What comes before the first step: checks, the held-out figures and answers to compare with.
     fn begin(&mut self) -> anyhow::Result<()> {
-        if self.run.config.run.preflight {
+        // A rollout loop has checks of its own, on the samples of its first step.
+        if self.run.config.run.preflight && self.rollouts.is_none() {
             self.preflight()?;
         }
         self.evaluate()?;
@@ -161,26 +188,38 @@ impl Session {
 
     /// Measures the held-out rows, unless this step's figures are logged already.
     pub(super) fn evaluate(&mut self) -> anyhow::Result<()> {
-        let step = self.learner.steps();
-        if self.held_out.is_empty() || self.logged_evaluation(step)? {
+        let step = self.steps_done();
+        let held_out = self.rollouts.as_ref().map_or(self.held_out.len(), |r| r.held_out.len());
+        if held_out == 0 || self.logged_evaluation(step)? {
             return Ok(());
         }
-        let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
-        let values = evaluate::held_out(&self.held_out, |group| {
-            learner.evaluate(algorithm, std::slice::from_ref(group))
-        })?;
-        self.eval_loss = values.get("eval/loss").map(|loss| (step, *loss));
-        say(&evaluate::line(step, self.held_out.len(), &values));
+        let values = match self.held_out_rewards()? {
+            Some(values) => values,
+            None => {
+                let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
+                evaluate::held_out(&self.held_out, |group| {
+                    learner.evaluate(algorithm, std::slice::from_ref(group))
+                })?
+            }
+        };
+        self.eval_loss = self.judged(&values).map(|loss| (step, loss));
+        say(&evaluate::line(step, held_out, &values));
         self.write_record(step, values)
+    }
+
+    /// What decides which checkpoint is the best, the less the better: the held-out loss, or what a reward lacks.
+    fn judged(&self, values: &BTreeMap<String, f64>) -> Option<f64> {
+        match self.rollouts {
+            Some(_) => values.get("eval/reward").map(|reward| -reward),
+            None => values.get("eval/loss").copied(),
+        }
     }
 
     fn logged_evaluation(&mut self, step: u64) -> anyhow::Result<bool> {
         let records = rundir::read_metrics(&self.dir.metrics())?;
-        let loss = records
-            .iter()
-            .filter(|record| record.step == step)
-            .find_map(|record| record.values.get("eval/loss"));
-        self.eval_loss = loss.map(|loss| (step, *loss)).or(self.eval_loss);
+        let of_step = records.iter().filter(|record| record.step == step);
+        let loss = of_step.filter_map(|record| self.judged(&record.values)).next();
+        self.eval_loss = loss.map(|loss| (step, loss)).or(self.eval_loss);
         Ok(loss.is_some())
     }
 
@@ -199,7 +238,7 @@ impl Session {
     /// Writes a checkpoint of the present step, unless there is one.
     pub(super) fn save(&mut self) -> anyhow::Result<()> {
         let checkpoints = self.dir.checkpoints();
-        let step = self.learner.steps();
+        let step = self.steps_done();
         if checkpoints.steps().contains(&step) {
             return Ok(());
         }
@@ -208,7 +247,10 @@ impl Session {
         let path = checkpoints.save(
             &state,
             |dir| self.save_model(dir, SaveDtype::F32),
-            |dir| self.learner.save_state(dir),
+            |dir| {
+                self.learner.save_state(dir)?;
+                self.save_rollouts(dir)
+            },
         )?;
         tracing::info!("saved {}", path.display());
         Ok(checkpoints.prune(self.run.config.run.keep_last)?)
@@ -244,6 +286,7 @@ impl Session {
             subtitle: &subtitle,
             records: &rundir::read_metrics(&self.dir.metrics())?,
             answers: &rundir::read_answers(&self.dir.samples())?,
+            rollouts: &rundir::read_rollouts(&self.dir.rollouts())?,
             config: &toml::to_string_pretty(&self.run.resolved)?,
         };
         let html = report.html();
@@ -286,18 +329,23 @@ fn frozen(
     if !run.algorithm.needs().contains(Needs::REF_LOGPS) {
         return Ok(None);
     }
-    Ok(Some(match &run.config.reference.path {
+    let mut frozen = match &run.config.reference.path {
         Some(path) => wire::reference_model(path, model, device)?,
         None if resumed => CausalLm::load(&model.checkpoint, device)?,
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),
-    }))
+    };
+    if let Some(rollout) = &run.config.rollout {
+        frozen.set_temperature(rollout.temperature)?;
+    }
+    Ok(Some(frozen))
 }
 
 /// The frozen model's log-probabilities, kept on disk or computed each time.
 fn reference(run: &Run, frozen: CausalLm, dir: &RunDir) -> anyhow::Result<Reference> {
     let budget = run.config.learner.micro_batch_tokens;
-    if !run.config.reference.cache {
+    // Samples that are drawn anew are never met again.
+    if !run.config.reference.cache || run.online {
         return Ok(Reference::live(Box::new(frozen), budget));
     }
     let file = wire::reference_cache(run, dir.reference_cache());

@@ -11,11 +11,13 @@ use crate::progress::Steps;
 impl Session {
     /// Steps from where the learner stands to the last, with evaluations and checkpoints on the way.
     pub(super) fn steps(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ending> {
-        let mut progress = Steps::start(self.learner.steps(), self.total);
-        while self.learner.steps() < self.total {
-            let (loss, tokens_per_second) = self.step()?;
-            let step = self.learner.steps();
-            progress.done(step, loss, tokens_per_second);
+        let what = if self.rollouts.is_some() { "reward" } else { "loss" };
+        let mut progress = Steps::start(what, self.steps_done(), self.total);
+        while self.steps_done() < self.total {
+            let (value, tokens_per_second) =
+                if self.rollouts.is_some() { self.rollout()? } else { self.step()? };
+            let step = self.steps_done();
+            progress.done(step, value, tokens_per_second);
             let last = step == self.total;
             let config = &self.run.config.run;
             let save = due(step, config.save_every);

@@ -49,6 +49,16 @@ impl Data {
         Ok(self.train.group(row)?)
     }
 
+    /// Tokens of the longest training row.
+    pub(crate) fn longest(&self) -> anyhow::Result<usize> {
+        let mut longest = 0;
+        for row in 0..self.train.len() {
+            let tokens = self.train.group(row)?.map_or(0, |group| group.packed_tokens());
+            longest = longest.max(tokens);
+        }
+        Ok(longest)
+    }
+
     /// All held-out groups.
     pub(crate) fn held_out_groups(&self) -> anyhow::Result<Vec<Group>> {
         let groups = (0..self.held_out.len()).map(|row| self.held_out.group(row));

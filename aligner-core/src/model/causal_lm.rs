@@ -32,6 +32,7 @@ pub struct CausalLm {
     head: Head,
     device: Device,
     gradient_checkpointing: bool,
+    temperature: f32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -123,6 +124,7 @@ impl CausalLm {
             head,
             device: device.clone(),
             gradient_checkpointing: false,
+            temperature: 1.0,
         })
     }
 
@@ -140,7 +142,8 @@ impl CausalLm {
         let shape = [labels, config.hidden_size];
         params.insert_data(SCORE, &shape, initial(&shape, &[seed, u64::MAX]), &self.device)?;
         let model = Self::new(config, params, &self.device)?;
-        Ok(Self { gradient_checkpointing: self.gradient_checkpointing, ..model })
+        let Self { gradient_checkpointing, temperature, .. } = self;
+        Ok(Self { gradient_checkpointing, temperature, ..model })
     }
 
     /// The configuration.
@@ -156,6 +159,19 @@ impl CausalLm {
     /// Trades time for memory: backward passes compute each layer's activations again.
     pub fn set_gradient_checkpointing(&mut self, on: bool) {
         self.gradient_checkpointing = on;
+    }
+
+    /// Divides the logits behind log-probabilities and entropies, so that they are those of a distribution that
+    /// was sampled with this temperature.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for one that is not above 0.
+    pub fn set_temperature(&mut self, temperature: f32) -> Result<()> {
+        if !(temperature.is_finite() && temperature > 0.0) {
+            return Err(Error::setting("temperature", format!("must be above 0, got {temperature}")));
+        }
+        self.temperature = temperature;
+        Ok(())
     }
 
     /// Logits of each row of `hidden` `[tokens, hidden]`: `[tokens, vocab]`. For generation, where
@@ -223,6 +239,8 @@ impl CausalLm {
                 if needs.contains(Needs::SCORES) {
                     return Err(Error::Head { field: "scores", head: "scalar head" });
                 }
+                // Logits are linear in it. Where nothing divides, nothing is rounded.
+                let hidden = if self.temperature == 1.0 { hidden } else { hidden / self.temperature };
                 let scores =
                     linear_cross_entropy(hidden, self.params.matrix(id), &rows.targets, &batch.targets)?;
                 out.logps = Some(scores.logps);

@@ -1,0 +1,143 @@
+//! From prompts to groups of scored samples.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use aligner_core::{Detokenize, Engine, Error, Group, Metrics, Prompt, Result, Sampling};
+
+use super::generate::{Open, generate};
+use super::{RolloutConfig, Watch};
+use crate::rewards::RewardParts;
+
+/// Where prompts come from: as many as are asked for.
+pub type Prompts<'a> = dyn FnMut(usize) -> Result<Vec<Prompt>> + Send + 'a;
+
+/// Draws samples and has them scored.
+pub(super) struct Collector {
+    pub(super) config: RolloutConfig,
+    pub(super) sampling: Sampling,
+    pub(super) engine: Box<dyn Engine + Send>,
+    pub(super) rewards: RewardParts,
+    pub(super) text: Arc<dyn Detokenize>,
+    /// Prompts whose responses are not all complete, from the step before.
+    pub(super) carried: Vec<Open>,
+    pub(super) watch: Box<Watch>,
+}
+
+/// The samples of one step, with what was logged on the way.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rollout {
+    pub(super) groups: Vec<Group>,
+    pub(super) metrics: Metrics,
+    pub(super) generating: Duration,
+    /// What scoring took beyond the end of generation.
+    pub(super) scoring: Duration,
+}
+
+/// What a round of drawing gave.
+#[derive(Default)]
+struct Drawn {
+    scored: Vec<(Group, Metrics)>,
+    /// Prompts that are not complete.
+    open: Vec<Open>,
+}
+
+impl Collector {
+    /// Draws and scores the samples of one step: `wanted` groups, or fewer where rewards leave some out.
+    pub(super) fn collect(&mut self, wanted: usize, born: u64, prompts: &mut Prompts<'_>) -> Result<Rollout> {
+        let mut rollout = Rollout::default();
+        let rounds = if self.config.dynamic_sampling { self.config.max_rounds } else { 1 };
+        for round in 0..rounds {
+            let missing = wanted - rollout.groups.len();
+            let spare = if round == 0 { self.config.oversampling } else { 0 };
+            let more = (missing + spare).saturating_sub(self.carried.len());
+            let new = prompts(more)?.into_iter();
+            let mut open = std::mem::take(&mut self.carried);
+            open.extend(new.map(|prompt| Open::new(prompt, born, self.config.num_generations)));
+            self.round(open, missing, &mut rollout)?;
+            if rollout.groups.len() >= wanted {
+                return Ok(rollout);
+            }
+        }
+        if self.config.dynamic_sampling {
+            let (kept, rounds) = (rollout.groups.len(), self.config.max_rounds);
+            tracing::warn!("{kept} of {wanted} groups have unequal rewards after {rounds} rounds");
+        }
+        Ok(rollout)
+    }
+
+    /// One scored response to each prompt, whatever its reward.
+    pub(super) fn held_out(&mut self, prompts: Vec<Prompt>) -> Result<Vec<Group>> {
+        let wanted = prompts.len();
+        // A step that no training step is: the same draws each time.
+        let open = prompts.into_iter().map(|prompt| Open::new(prompt, u64::MAX, 1)).collect();
+        let (drawn, _) = self.draw(open, wanted)?;
+        Ok(drawn.scored.into_iter().map(|(group, _)| group).collect())
+    }
+
+    /// Draws until `wanted` of the open prompts are complete, and adds those that can be learned from.
+    fn round(&mut self, open: Vec<Open>, wanted: usize, rollout: &mut Rollout) -> Result<()> {
+        let began = Instant::now();
+        let (drawn, generating) = self.draw(open, wanted)?;
+        rollout.generating += generating;
+        rollout.scoring += began.elapsed().saturating_sub(generating);
+        self.carried = drawn.open;
+        for (group, metrics) in drawn.scored {
+            rollout.metrics.merge(&metrics);
+            let kept = self.is_kept(&group);
+            rollout.metrics.add("frac_groups_kept", f64::from(u8::from(kept)), 1.0);
+            rollout.groups.extend(kept.then_some(group));
+        }
+        Ok(())
+    }
+
+    /// Draws until `wanted` of the open prompts are complete and has these scored, in the order of the prompts.
+    /// Says how long drawing alone took.
+    fn draw(&mut self, mut open: Vec<Open>, wanted: usize) -> Result<(Drawn, Duration)> {
+        let Self { sampling, engine, rewards, text, watch, .. } = self;
+        let began = Instant::now();
+        let (complete, waiting) = channel::<(usize, Group)>();
+        let (scored, generating) = std::thread::scope(|threads| {
+            // One group at a time: what a reward sees together does not depend on the clock.
+            let scorer = threads.spawn(move || {
+                let mut scored = Vec::new();
+                for (at, mut group) in waiting {
+                    let metrics = rewards.score_group(&mut group)?;
+                    scored.push((at, group, metrics));
+                }
+                scored.sort_by_key(|(at, ..)| *at);
+                Ok(scored)
+            });
+            let mut send = |at: usize, one: &Open| {
+                // A scorer that failed has hung up; its error is the one to report.
+                let _ = complete.send((at, one.group(text.as_ref(), &sampling.stop_tokens)));
+            };
+            let generated = generate(engine.as_mut(), sampling, &mut open, wanted, &mut send, watch);
+            let generating = began.elapsed();
+            drop(complete);
+            let scored: Result<Vec<_>> =
+                scorer.join().unwrap_or_else(|_| Err(Error::Invalid("the scoring thread panicked".into())));
+            // A reward that fails is why what comes after it was drawn for nothing: its error comes first.
+            (scored.and_then(|scored| generated.map(|()| scored)), generating)
+        });
+        let mut taken = vec![false; open.len()];
+        let mut drawn = Drawn::default();
+        for (at, group, metrics) in scored? {
+            taken[at] = true;
+            drawn.scored.push((group, metrics));
+        }
+        drawn.open = open.into_iter().zip(taken).filter(|(_, taken)| !taken).map(|(one, _)| one).collect();
+        Ok((drawn, generating))
+    }
+
+    /// Whether a group is learned from: it has samples that can be compared, and rewards that differ where
+    /// that is asked for.
+    fn is_kept(&self, group: &Group) -> bool {
+        let mut rewards = group.samples.iter().filter_map(|sample| sample.reward);
+        let Some(first) = rewards.next() else { return false };
+        let comparable = self.config.num_generations == 1 || group.samples.len() > 1;
+        comparable
+            && (!self.config.dynamic_sampling || rewards.any(|reward| reward.total_cmp(&first).is_ne()))
+    }
+}

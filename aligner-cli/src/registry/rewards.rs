@@ -1,0 +1,132 @@
+//! Kinds of rewards, and how each is built from a section `[reward.NAME]`.
+
+use aligner_core::{Device, Reward};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::{Node, Problems, Reading, Value, blame, read, unknown};
+
+/// What a reward of the run file is, before the run has a device.
+pub(crate) struct BuiltReward {
+    /// The section's name: under which its scores are logged.
+    pub(crate) name: String,
+    /// What its scores are multiplied by.
+    pub(crate) weight: f32,
+    /// The section with its defaults.
+    pub(crate) config: toml::Value,
+    pub(crate) make: Box<Make>,
+}
+
+/// Makes the reward; what is large is loaded here.
+pub(crate) type Make = dyn FnOnce(&RewardContext) -> anyhow::Result<Box<dyn Reward + Send>>;
+
+/// What a reward may need of the run.
+pub(crate) struct RewardContext {
+    pub(crate) device: Device,
+    /// Token ids of the run's tokenizer are below this.
+    pub(crate) vocab_size: usize,
+    /// Most tokens of a pass.
+    pub(crate) micro_batch_tokens: usize,
+}
+
+/// Reads a section: the reward's maker and its configuration with defaults.
+type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<Make>, toml::Value)>;
+
+pub(super) struct Entry {
+    pub(super) kind: &'static str,
+    build: Box<Build>,
+}
+
+impl Entry {
+    /// A kind whose settings are `C`; `check` says what is wrong with them, and gives what makes the reward.
+    pub(super) fn new<C, M>(
+        kind: &'static str,
+        check: impl Fn(C) -> aligner_core::Result<M> + 'static,
+    ) -> Self
+    where
+        C: DeserializeOwned + Serialize,
+        M: FnOnce(&RewardContext) -> anyhow::Result<Box<dyn Reward + Send>> + 'static,
+    {
+        let build = move |root: &Node, path: &str, problems: &mut Problems| {
+            let Reading { value, unsound } = read::<C>(root, path, problems)?;
+            let resolved = toml::Value::try_from(&value);
+            match (check(value), resolved) {
+                (Ok(make), Ok(resolved)) => Some((Box::new(make) as Box<Make>, resolved)),
+                (Err(error), _) => {
+                    super::report(root, path, &error, &unsound, problems);
+                    None
+                }
+                (_, Err(error)) => {
+                    blame(root, path, &format!("cannot be written as TOML: {error}"), problems);
+                    None
+                }
+            }
+        };
+        Self { kind, build: Box::new(build) }
+    }
+}
+
+/// Builds what the sections `[reward.NAME]` describe, in the file's order.
+pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> Vec<BuiltReward> {
+    let sections = root.find("reward").map_or(&[][..], |entry| entry.node.entries());
+    let mut built = Vec::new();
+    for section in sections {
+        let path = format!("reward.{}", section.key);
+        // These two belong to every kind, and the kind's own settings know nothing of them.
+        let (mut rest, mut kind, mut weight) = (root.clone(), section.key.clone(), 1.0);
+        for own in section.node.entries() {
+            let place = format!("{path}.{}", own.key);
+            match (own.key.as_str(), &own.node.value) {
+                ("kind", Value::String(text)) => kind.clone_from(text),
+                ("weight", Value::Float(number)) if number.is_finite() => weight = *number as f32,
+                ("weight", Value::Integer(number)) => weight = *number as f32,
+                ("kind", other) => {
+                    blame(root, &place, &format!("expected a string, got {}", other.kind()), problems)
+                }
+                ("weight", other) => {
+                    blame(root, &place, &format!("expected a finite number, got {}", other.kind()), problems);
+                }
+                _ => continue,
+            }
+            rest.remove(&place);
+        }
+        let Some(entry) = entries.iter().find(|entry| entry.kind == kind) else {
+            let kinds: Vec<&str> = entries.iter().map(|entry| entry.kind).collect();
+            problems.push(Some(section.origin.clone()), unknown("reward", &kind, " in [reward]", &kinds));
+            continue;
+        };
+        if let Some((make, config)) = (entry.build)(&rest, &path, problems) {
+            let config = with_own(config, &kind, weight);
+            built.push(BuiltReward { name: section.key.clone(), weight, config, make });
+        }
+    }
+    built
+}
+
+fn with_own(mut config: toml::Value, kind: &str, weight: f32) -> toml::Value {
+    if let Some(table) = config.as_table_mut() {
+        table.insert("kind".into(), kind.into());
+        table.insert("weight".into(), f64::from(weight).into());
+    }
+    config
+}
+
+/// A kind that needs nothing of the run.
+pub(super) fn simple<C, R>(
+    kind: &'static str,
+    build: impl Fn(C) -> aligner_core::Result<R> + 'static,
+) -> Entry
+where
+    C: DeserializeOwned + Serialize,
+    R: Reward + Send + 'static,
+{
+    Entry::new(kind, move |config: C| {
+        let reward = build(config)?;
+        Ok(move |_: &RewardContext| Ok(Box::new(reward) as Box<dyn Reward + Send>))
+    })
+}
+
+/// The kinds that the program comes with.
+pub(super) fn built_in() -> Vec<Entry> {
+    Vec::new()
+}

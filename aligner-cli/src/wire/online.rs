@@ -1,0 +1,139 @@
+//! The parts of a run that learns from its own samples.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use aligner_algos::rewards::RewardParts;
+use aligner_algos::{Critic, Learner, Online, OnlineParts, Reference, RolloutConfig, ValueLoss};
+use aligner_core::model::{CausalLm, ModelConfig};
+use aligner_core::ops::rows::PAGE;
+use aligner_core::weights::Checkpoint;
+use aligner_core::{Device, Error, Needs, Prompt};
+use aligner_infer::{CacheSize, EngineConfig};
+
+use super::{LoadedModel, alone, engine};
+use crate::Run;
+use crate::config::CriticConfig;
+use crate::progress::Phase;
+use crate::registry::RewardContext;
+
+/// Builds the rollout loop around the weights of `policy`, and says what its critic's model is. `critic` is where the newest checkpoint keeps the critic,
+/// in a run that goes on.
+///
+/// # Errors
+/// Rewards that cannot be loaded, a critic that is none, prompts that leave no room for a response.
+pub(crate) fn online(
+    run: &mut Run,
+    model: &LoadedModel,
+    policy: &CausalLm,
+    longest_prompt: usize,
+    reference: Option<Reference>,
+    critic: Option<&Path>,
+    total: u64,
+) -> anyhow::Result<(Online, Option<ModelConfig>)> {
+    let config = run.config.rollout.clone().unwrap_or_default();
+    let context = policy.config().max_positions;
+    let longest = longest_prompt + config.max_completion_length;
+    if longest > context {
+        let message = format!(
+            "{} tokens behind a prompt of {longest_prompt} are {longest}, and the model's context is {context}; shorten it, \
+             or the prompts with data.train.max_length",
+            config.max_completion_length
+        );
+        return Err(run.blame(Error::setting("rollout.max_completion_length", message)));
+    }
+    let engine_config = EngineConfig { cache: cache(run, &config, longest), ..EngineConfig::default() };
+    let device = policy.device().clone();
+    let rewards = rewards(run, model, &device)?;
+    let (critic, critic_config) = if run.algorithm.needs().contains(Needs::VALUES) {
+        let (critic, config) = self::critic(run, model, critic, &device, config.updates(total))?;
+        (Some(critic), Some(config))
+    } else {
+        (None, None)
+    };
+    let mut generating = Phase::default();
+    let parts = OnlineParts {
+        engine: Box::new(engine(policy.clone(), &model.tokenizer, engine_config)?),
+        rewards,
+        text: Arc::new(model.tokenizer.clone()),
+        stop_tokens: model.stop_tokens(),
+        reference,
+        critic,
+        watch: Box::new(move |what, done, all| generating.show(what, done, all)),
+    };
+    Ok((Online::new(config, parts, run.config.run.seed)?, critic_config))
+}
+
+/// Room for all responses of a step, each with its last page and one beside it. It must not depend on the memory that
+/// is free: which responses give way to others decides which are complete first.
+pub(crate) fn cache(run: &Run, config: &RolloutConfig, longest: usize) -> CacheSize {
+    let responses = (run.config.run.batch_size + config.oversampling) * config.num_generations;
+    let most = responses.min(EngineConfig::default().max_running);
+    CacheSize::Tokens(most * (longest + 2 * PAGE))
+}
+
+fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Result<RewardParts> {
+    let context = RewardContext {
+        device: device.clone(),
+        vocab_size: model.tokenizer.vocab_size(),
+        micro_batch_tokens: run.config.learner.micro_batch_tokens,
+    };
+    let mut parts = RewardParts::new();
+    for built in std::mem::take(&mut run.rewards) {
+        let section = format!("reward.{}", built.name);
+        let reward = (built.make)(&context).map_err(|error| match error.downcast::<Error>() {
+            Ok(Error::Setting { key, message }) => {
+                run.blame(Error::setting(format!("{section}.{key}"), message))
+            }
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })?;
+        parts = parts.with(built.name, built.weight, reward);
+    }
+    Ok(parts)
+}
+
+fn critic(
+    run: &Run,
+    model: &LoadedModel,
+    from: Option<&Path>,
+    device: &Device,
+    updates: u64,
+) -> anyhow::Result<(Critic, ModelConfig)> {
+    let CriticConfig { path, loss, learner } = run.config.critic.clone().unwrap_or_default();
+    let checkpoint = match (from, &path) {
+        (Some(saved), _) => &Checkpoint::open(saved)?,
+        (None, Some(path)) => &Checkpoint::open(path)?,
+        (None, None) => &model.checkpoint,
+    };
+    let mut policy = CausalLm::load(checkpoint, device)?;
+    match policy.config().num_labels {
+        Some(1) => {}
+        Some(outputs) => {
+            let message = format!("a critic has one output, this model {outputs}");
+            return Err(run.blame(Error::setting("critic.path", message)));
+        }
+        None => policy = policy.with_score_head(1, run.config.run.seed)?,
+    }
+    if policy.config().vocab_size < model.tokenizer.vocab_size() {
+        let (rows, ids) = (policy.config().vocab_size, model.tokenizer.vocab_size());
+        let message = format!("the critic's vocabulary has {rows} rows, but the tokenizer has {ids} ids");
+        return Err(run.blame(Error::setting("critic.path", message)));
+    }
+    policy.set_gradient_checkpointing(learner.gradient_checkpointing);
+    let config = policy.config().clone();
+    let mut learner = Learner::new(Box::new(policy), learner, updates, alone())?;
+    if let Some(saved) = from {
+        learner.load_state(saved)?;
+    }
+    Ok((Critic::new(learner, ValueLoss::new(loss)?), config))
+}
+
+/// Prompts with what they ask as text.
+pub(crate) fn prompt_of(group: aligner_core::Group) -> Option<Prompt> {
+    let sample = group.samples.into_iter().next()?;
+    let len = sample.prompt_len();
+    let mut tokens = sample.tokens;
+    tokens.truncate(len);
+    Some(Prompt { id: group.id, tokens, metadata: group.metadata })
+}
