@@ -56,7 +56,7 @@ pub struct PpoConfig {
     /// Discount of a token's reward, from 0 to 1.
     pub gamma: f64,
     /// How far rewards reach in the advantages, from 0 (one token, by the critic) to 1 (the rest of the
-    /// answer). TRL and NeMo-Aligner take 0.95, OpenRLHF and veRL 1.
+    /// answer). TRL and NeMo-Aligner take 0.95, `OpenRLHF` and veRL 1.
     pub lambda: f64,
     /// How the policy is held to its reference.
     pub kl: KlConfig,
@@ -66,7 +66,7 @@ pub struct PpoConfig {
     pub whiten_rewards: bool,
     /// Whether the advantages are shifted and scaled to mean 0 and variance 1 over the step.
     pub whiten_advantages: bool,
-    /// Scores are clipped to this magnitude; OpenRLHF takes 10.
+    /// Scores are clipped to this magnitude; `OpenRLHF` takes 10.
     pub reward_clip: Option<f64>,
     /// What happens to answers that are too long or never ended.
     pub filter: FilterConfig,
@@ -201,7 +201,7 @@ impl Algorithm for Ppo {
         log_critic(&mut step.metrics, &advantages, &returns, &values);
         for ((shaped, _), (mut advantages, returns)) in rollout.iter().zip(estimates) {
             if let Some(moments) = whiten {
-                advantages.iter_mut().for_each(|advantage| *advantage = moments.whiten(*advantage));
+                advantages = advantages.into_iter().map(|advantage| moments.whiten(advantage)).collect();
             }
             let sample = &mut step.groups[shaped.group].samples[shaped.sample];
             sample.weights = scatter(sample, &advantages);

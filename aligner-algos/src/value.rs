@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct ValueLossConfig {
     /// How far from its value at the rollout a prediction earns anything by moving; 0 lets it move freely.
-    /// TRL and NeMo-Aligner take 0.2, OpenRLHF 0.5.
+    /// TRL and NeMo-Aligner take 0.2, `OpenRLHF` 0.5.
     pub clip: f64,
 }
 
@@ -21,7 +21,7 @@ impl Default for ValueLossConfig {
 
 /// Squared error of a critic, `½ max((V − R)², (clip(V, V_old ± c) − R)²)`, mean over targets.
 ///
-/// The clipped form is PPO2's (OpenAI baselines), `½ (V − R)²` the plain one. Trains a policy with a scalar
+/// The clipped form is PPO2's (`OpenAI` baselines), `½ (V − R)²` the plain one. Trains a policy with a scalar
 /// head on groups to which [`Ppo`](crate::Ppo) has given credit: they carry `returns` and `values`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ValueLoss {

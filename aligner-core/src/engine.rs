@@ -66,6 +66,7 @@ pub struct Drawn {
 
 /// What an engine reports.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "a sample is moved once out of hundreds of tokens")]
 pub enum Event {
     /// A request has one more token.
     Token {

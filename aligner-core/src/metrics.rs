@@ -233,6 +233,170 @@ pub const DICTIONARY: &[Entry] = &[
         meaning: "reward model: highest score of the step",
         healthy: "not running away",
     },
+    Entry {
+        name: "reward",
+        meaning: "mean score of the step's answers, penalties for length included",
+        healthy: "rises; a rise while answers grow or entropy falls fast is reward hacking until shown otherwise",
+    },
+    Entry {
+        name: "reward_std",
+        meaning: "standard deviation of a group's scores, mean over groups",
+        healthy: "above 0; near 0 there is nothing to learn from",
+    },
+    Entry {
+        name: "frac_reward_zero_std",
+        meaning: "share of groups whose scores are all equal",
+        healthy: "below 0.5; such groups teach nothing: prompts are too easy or too hard",
+    },
+    Entry {
+        name: "rewards/selected",
+        meaning: "mean score of the answers that are trained on",
+        healthy: "above `reward`; the gap is what selection gains",
+    },
+    Entry {
+        name: "kl",
+        meaning: "estimated divergence from the reference for each target token, in nats",
+        healthy: "starts at 0 and grows slowly; k1 may be negative in a step, k2, k3 and abs may not",
+    },
+    Entry {
+        name: "objective/kl",
+        meaning: "the same summed over an answer",
+        healthy: "below about 10 for a policy that still speaks like its reference",
+    },
+    Entry {
+        name: "objective/entropy",
+        meaning: "negative log-probability of an answer when it was sampled, in nats",
+        healthy: "falls slowly with `entropy`",
+    },
+    Entry {
+        name: "objective/non_score_reward",
+        meaning: "the KL penalty on an answer, as it is added to its score",
+        healthy: "0 or below, small beside the scores",
+    },
+    Entry {
+        name: "objective/rlhf_reward",
+        meaning: "score less the KL penalty: what is maximised",
+        healthy: "rises",
+    },
+    Entry {
+        name: "objective/scores",
+        meaning: "mean score of answers, clipped where the settings say so",
+        healthy: "rises",
+    },
+    Entry { name: "advantages/mean", meaning: "mean advantage before whitening", healthy: "near 0" },
+    Entry {
+        name: "advantages/std",
+        meaning: "standard deviation of the advantages before whitening",
+        healthy: "steady; 0 means that nothing is learned",
+    },
+    Entry {
+        name: "returns/mean",
+        meaning: "mean return of a token: what the critic should say",
+        healthy: "rises with the reward",
+    },
+    Entry { name: "returns/std", meaning: "standard deviation of the returns", healthy: "steady" },
+    Entry { name: "values/mean", meaning: "mean value by the critic", healthy: "follows returns/mean" },
+    Entry {
+        name: "values/std",
+        meaning: "standard deviation of the critic's values",
+        healthy: "below returns/std, rising to it",
+    },
+    Entry {
+        name: "critic/vf_explained_var",
+        meaning: "share of the returns' variance that the critic explains",
+        healthy: "0 to 1, rising; below 0 the critic is worse than a constant",
+    },
+    Entry {
+        name: "loss/policy_avg",
+        meaning: "the clipped surrogate, mean over targets",
+        healthy: "near 0; its level means little",
+    },
+    Entry {
+        name: "loss/value_avg",
+        meaning: "the critic's squared error, halved, mean over targets",
+        healthy: "falls",
+    },
+    Entry {
+        name: "val/clipfrac_avg",
+        meaning: "share of targets whose value was clipped",
+        healthy: "below 0.2",
+    },
+    Entry {
+        name: "policy/approxkl_avg",
+        meaning: "half the squared log-ratio to the policy that sampled, mean, in nats",
+        healthy: "0 in the first update after a rollout, below 0.05 after; above 0.1 the steps are too large",
+    },
+    Entry {
+        name: "policy/clipfrac_avg",
+        meaning: "share of targets whose ratio was clipped",
+        healthy: "0 in the first update after a rollout, below 0.2 after",
+    },
+    Entry {
+        name: "val/ratio",
+        meaning: "mean ratio to the policy that sampled",
+        healthy: "1 in the first update after a rollout, near 1 after",
+    },
+    Entry { name: "val/ratio_min", meaning: "smallest ratio", healthy: "above 0.1" },
+    Entry {
+        name: "val/ratio_max",
+        meaning: "largest ratio",
+        healthy: "below 10; more points at log-probabilities that do not belong to the tokens",
+    },
+    Entry {
+        name: "clip_ratio/low_mean",
+        meaning: "share of ratios below the clip range where the advantage is negative",
+        healthy: "below 0.2",
+    },
+    Entry {
+        name: "clip_ratio/high_mean",
+        meaning: "share of ratios above the clip range where the advantage is positive",
+        healthy: "below 0.2",
+    },
+    Entry {
+        name: "clip_ratio/region_mean",
+        meaning: "share of ratios that clipping leaves without a gradient",
+        healthy: "0 in the first update after a rollout, below 0.2 after",
+    },
+    Entry {
+        name: "cispo_clip_ratio",
+        meaning: "share of targets whose weight is at its bound where the advantage is positive",
+        healthy: "below 0.2",
+    },
+    Entry {
+        name: "sampling/importance_sampling_ratio/mean",
+        meaning: "weight of trainer over engine, truncated or masked, mean",
+        healthy: "near 1; a fall means that much is masked",
+    },
+    Entry {
+        name: "sampling/importance_sampling_ratio/min",
+        meaning: "the smallest such weight",
+        healthy: "above 0.3; 0 where something is masked",
+    },
+    Entry {
+        name: "sampling/importance_sampling_ratio/max",
+        meaning: "the largest such weight",
+        healthy: "at most the cap",
+    },
+    Entry {
+        name: "sampling/importance_sampling_ratio/raw_mean",
+        meaning: "the same ratio before truncation or masking, mean",
+        healthy: "near 1; far from it engine and trainer disagree",
+    },
+    Entry {
+        name: "sampling/importance_sampling_ratio/raw_max",
+        meaning: "the largest such ratio",
+        healthy: "below 10; growth over steps comes before a collapse",
+    },
+    Entry {
+        name: "sampling/sampling_logp_difference/mean",
+        meaning: "difference of a token's log-probability between trainer and engine, magnitude, in nats",
+        healthy: "below 0.01; with a quantised engine below 0.1",
+    },
+    Entry {
+        name: "sampling/sampling_logp_difference/max",
+        meaning: "the largest such difference, in nats",
+        healthy: "below 1",
+    },
 ];
 
 /// The dictionary's entry for `name`; a prefix of `eval/` is looked through.

@@ -38,7 +38,7 @@ pub struct GrpoConfig {
     /// Below `1 − clip_low` a ratio is clipped.
     pub clip_low: f64,
     /// Above `1 + clip_high` a ratio is clipped. For `cispo` it is the bound of the ratio itself, as in TRL;
-    /// ScaleRL (arXiv:2510.13786) takes 5.
+    /// `ScaleRL` (arXiv:2510.13786) takes 5.
     pub clip_high: f64,
     /// Upper bound of the unclipped ratio, above `1 + clip_high`.
     pub delta: Option<f64>,

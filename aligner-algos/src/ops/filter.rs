@@ -127,7 +127,6 @@ pub(crate) fn log_scores(metrics: &mut Metrics, scores: &[Vec<f32>]) {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "binary fractions are exact")]
 mod tests {
     use super::*;
 
@@ -152,7 +151,7 @@ mod tests {
         let samples =
             vec![answer(2, Some(true)), answer(3, Some(false)), answer(4, None), answer(1, Some(false))];
         let group = Group { id: "row 1".into(), samples, ..Group::default() };
-        assert_eq!(filter.scores(&[group.clone()]).expect("rewards"), [[1.0, 0.0, 0.0, 0.5]]);
+        assert_eq!(filter.scores(std::slice::from_ref(&group)).expect("rewards"), [[1.0, 0.0, 0.0, 0.5]]);
         assert!(group.samples.iter().all(|sample| sample.reward == Some(1.0)));
     }
 

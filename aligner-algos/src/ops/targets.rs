@@ -43,7 +43,6 @@ pub(crate) fn gather_known(
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "values are moved, not computed")]
 mod tests {
     use super::*;
 

@@ -115,7 +115,8 @@ fn the_check_of_algorithms_passes() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let cases: [(fn(&mut Sample), &str); 4] = [
+    type Spoil = fn(&mut Sample);
+    let cases: [(Spoil, &str); 4] = [
         (|sample| sample.reward = None, "no reward"),
         (|sample| sample.values.clear(), "`values`"),
         (|sample| sample.ref_logps.clear(), "`ref_logps`"),

@@ -1,5 +1,3 @@
-#![expect(clippy::float_cmp, reason = "small sums of binary fractions are exact")]
-
 use super::*;
 use crate::check::check_algorithm;
 use crate::fixture::siblings;
