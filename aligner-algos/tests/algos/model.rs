@@ -2,12 +2,13 @@
 
 use crate::{fixture, ranks};
 use aligner_algos::{
-    Dpo, DpoConfig, Learner, LearnerConfig, PreflightConfig, PreflightInput, Reference, preflight,
+    Dpo, DpoConfig, Learner, LearnerConfig, Ppo, PpoConfig, PreflightConfig, PreflightInput, Reference,
+    ValueLoss, preflight,
 };
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::{to_vec, with_slice};
 use aligner_core::weights::Checkpoint;
-use aligner_core::{Device, Group, Sample};
+use aligner_core::{Batch, Device, Group, Needs, Policy as _, Sample, StepBatch};
 
 fn model() -> CausalLm {
     let checkpoint = Checkpoint::open(&fixture::path("models/llama_gqa_untied")).unwrap();
@@ -108,4 +109,43 @@ fn a_step_leaves_no_second_handle_of_the_parameters() {
             assert_eq!(addresses(&learner), before, "an autodiff graph still holds the parameters");
         }
     }
+}
+
+/// Answers with what a rollout would have found: scores, log-probabilities and the critic's values.
+fn rollout(critic: &CausalLm) -> Vec<Group> {
+    let mut groups = pairs(1000);
+    let batch = Batch::collate(&groups).unwrap();
+    let out = critic.forward(&batch, Needs::VALUES).unwrap();
+    let values = to_vec(out.values().unwrap());
+    for sequence in &batch.sequences {
+        let sample = &mut groups[sequence.group].samples[sequence.sample];
+        sample.values = aligner_algos::ops::targets::scatter(sample, &values[sequence.targets.clone()]);
+        // Policy and reference are one model here.
+        sample.logps.clone_from(&sample.ref_logps);
+        sample.reward = Some(sequence.sample as f32 * 2.0 - 1.0);
+    }
+    groups
+}
+
+#[test]
+fn a_policy_and_its_critic_learn_from_one_rollout() {
+    let critic = model().with_score_head(1, 7).unwrap();
+    let groups = rollout(&critic);
+    let (mut policy, mut critic) = (learner(model(), 60), learner(critic, 60));
+    let (ppo, value) = (Ppo::new(PpoConfig::default()).unwrap(), ValueLoss::default());
+    let credited = policy.credit(&ppo, StepBatch::new(groups)).unwrap();
+    assert!(credited.metrics.get("objective/kl").unwrap().abs() < 1e-6, "the policy is its reference");
+    let fresh = policy.update(&ppo, credited.groups.clone()).unwrap();
+    assert!((fresh.get("val/ratio").unwrap() - 1.0).abs() < 1e-5, "fresh samples have a ratio of 1");
+    assert_eq!(fresh.get("policy/clipfrac_avg"), Some(0.0));
+    let before = critic.update(&value, credited.groups.clone()).unwrap();
+    for _ in 0..3 {
+        policy.update(&ppo, credited.groups.clone()).unwrap();
+        critic.update(&value, credited.groups.clone()).unwrap();
+    }
+    let moved = policy.update(&ppo, credited.groups.clone()).unwrap();
+    assert!(moved.get("loss").unwrap() < fresh.get("loss").unwrap() - 0.1, "{moved:?}");
+    assert!(moved.get("policy/approxkl_avg").unwrap() > 0.0);
+    let after = critic.update(&value, credited.groups).unwrap();
+    assert!(after.get("loss/value_avg").unwrap() < 0.8 * before.get("loss/value_avg").unwrap(), "{after:?}");
 }
