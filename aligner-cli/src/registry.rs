@@ -85,7 +85,7 @@ impl Registry {
             .online()
             .with("rejection", |config: RejectionConfig| Rejection::new(config))
             .online()
-            .with("best_of_n", |config: BestOfNConfig| BestOfN::new(config))
+            .with("best_of_n_dpo", |config: BestOfNConfig| BestOfN::new(config))
             .online()
     }
 

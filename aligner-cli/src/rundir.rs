@@ -61,8 +61,15 @@ pub(crate) struct RunDir {
 /// What `--overwrite` removes, the directories first: a kill half way leaves what is still a run. The
 /// resolved configuration is written over, and the reference's log-probabilities stay: their keys
 /// are the content of weights and tokens, so they are right for any run.
-const OWN: [&str; 6] =
-    ["checkpoints", "model", "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "report.html"];
+const OWN: [&str; 7] = [
+    "checkpoints",
+    "model",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "rollouts.jsonl",
+    "scores.jsonl",
+    "report.html",
+];
 const RESOLVED: &str = "resolved.toml";
 const LOCK: &str = ".lock";
 const EVENTS: &str = "events.out.tfevents.";
@@ -147,6 +154,11 @@ impl RunDir {
     /// Samples that the run has learned from.
     pub(crate) fn rollouts(&self) -> PathBuf {
         self.path.join("rollouts.jsonl")
+    }
+
+    /// What rewards have said since the last checkpoint.
+    pub(crate) fn scores(&self) -> PathBuf {
+        self.path.join("scores.jsonl")
     }
 
     pub(crate) fn report(&self) -> PathBuf {

@@ -1,9 +1,12 @@
 //! What a response is worth.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Result, Sample};
 
 /// A reward for one sample. "No score" is not 0.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Score {
     /// Nothing could be said: the sample is left out.
     None,

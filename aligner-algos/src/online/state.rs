@@ -32,6 +32,14 @@ impl Online {
         }
     }
 
+    /// To be called when a checkpoint holds [`Self::state`]: scores that were kept apart until then go.
+    ///
+    /// # Errors
+    /// A log of scores that cannot be written.
+    pub fn saved(&mut self) -> Result<()> {
+        self.collector.rewards.forget_log()
+    }
+
     /// Goes on from `state`, with the weights `params` of the same step, which are version `version`.
     ///
     /// # Errors

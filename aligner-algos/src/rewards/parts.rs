@@ -1,13 +1,18 @@
 //! Several rewards with names and weights, held to what a reward promises.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use aligner_core::{Error, Group, Metrics, Result, Reward, Sample, Score};
+
+use super::score_log::{ScoreLog, key};
 
 /// Named rewards whose weighted sum is a sample's reward.
 #[derive(Default)]
 pub struct RewardParts {
     parts: Vec<Part>,
+    log: Option<ScoreLog>,
 }
 
 struct Part {
@@ -34,6 +39,24 @@ impl RewardParts {
         self
     }
 
+    /// Keeps each score in the file `path` as soon as it is known, and asks no reward for one that is there already: a
+    /// run that is killed and goes on asks nobody twice.
+    ///
+    /// # Errors
+    /// A file that cannot be read or made.
+    pub fn logged_in(mut self, path: &Path) -> Result<Self> {
+        self.log = Some(ScoreLog::open(path)?);
+        Ok(self)
+    }
+
+    /// Empties the log: what it holds is in a checkpoint now.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn forget_log(&mut self) -> Result<()> {
+        self.log.as_mut().map_or(Ok(()), ScoreLog::clear)
+    }
+
     /// The names of the parts, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|part| part.name.as_str())
@@ -49,12 +72,12 @@ impl RewardParts {
     pub fn score_group(&mut self, group: &mut Group) -> Result<Metrics> {
         let mut metrics = Metrics::default();
         let mut unscored = vec![false; group.samples.len()];
+        let scores = self.scores(group)?;
         for sample in &mut group.samples {
-            (sample.reward, sample.parts) = (Some(0.0), std::collections::BTreeMap::new());
+            (sample.reward, sample.parts) = (Some(0.0), BTreeMap::new());
             sample.token_rewards.clear();
         }
-        for part in &self.parts {
-            let scores = part.scores(&group.id, &group.samples)?;
+        for (part, scores) in self.parts.iter().zip(scores) {
             let mut known = Vec::new();
             for (at, (sample, score)) in group.samples.iter_mut().zip(scores).enumerate() {
                 let value = match score {
@@ -84,6 +107,24 @@ impl RewardParts {
         let mut unscored = unscored.into_iter();
         group.samples.retain(|_| !unscored.next().unwrap_or(false));
         Ok(metrics)
+    }
+}
+
+impl RewardParts {
+    /// What each part says of each sample, from the log where it is there.
+    fn scores(&mut self, group: &Group) -> Result<Vec<Vec<Score>>> {
+        let key = self.log.is_some().then(|| key(self.names(), group));
+        if let (Some(log), Some(key)) = (&self.log, &key)
+            && let Some(scores) = log.get(key)
+        {
+            return Ok(scores.clone());
+        }
+        let scores = self.parts.iter().map(|part| part.scores(&group.id, &group.samples));
+        let scores: Vec<Vec<Score>> = scores.collect::<Result<_>>()?;
+        if let (Some(log), Some(key)) = (&mut self.log, key) {
+            log.add(key, &scores)?;
+        }
+        Ok(scores)
     }
 }
 
@@ -168,6 +209,34 @@ mod tests {
         RewardParts::new().with("each", 2.0, Box::new(each)).score_group(&mut group).unwrap();
         assert_eq!((group.samples[0].reward, &group.samples[0].token_rewards), (Some(0.0), &vec![1.0, 1.0]));
         assert_eq!(group.samples[0].parts["each"], 1.0);
+    }
+
+    #[test]
+    fn a_score_that_is_in_the_log_is_not_asked_for_again() {
+        let path = tempfile::tempdir().unwrap();
+        let path = path.path().join("scores.jsonl");
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = |asked: &std::sync::Arc<std::sync::atomic::AtomicUsize>| {
+            let asked = asked.clone();
+            move |sample: &Sample| {
+                asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                last(sample)
+            }
+        };
+        let mut first = RewardParts::single("last", counted(&asked)).logged_in(&path).unwrap();
+        let mut scored = group();
+        first.score_group(&mut scored).unwrap();
+        drop(first);
+        // A kill in the middle of a line.
+        let mut file = std::fs::File::options().append(true).open(&path).unwrap();
+        std::io::Write::write_all(&mut file, b"{\"key\": \"ab").unwrap();
+        let mut second = RewardParts::single("last", counted(&asked)).logged_in(&path).unwrap();
+        let mut again = group();
+        second.score_group(&mut again).unwrap();
+        assert_eq!((again, asked.load(std::sync::atomic::Ordering::Relaxed)), (scored, 2));
+        second.forget_log().unwrap();
+        second.score_group(&mut group()).unwrap();
+        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 4);
     }
 
     struct Short;

@@ -41,14 +41,10 @@ pub(crate) fn tiny(seed: u64, labels: Option<usize>) -> CausalLm {
     labels.map_or(model.clone(), |labels| model.with_score_head(labels, seed).unwrap())
 }
 
-/// 1 where the last token of a response is the one after the prompt's first token, less the farther it is from it
-/// on the ring of tokens; what stands before does not matter. The optimum is 1.
+/// 1 where the last token of a response is below 3 of 12, whatever stands before it. The optimum is 1, chance 0.25.
 fn last_token(sample: &Sample) -> Score {
-    let (Some(&last), Some(&first)) = (sample.tokens.last(), sample.tokens.first()) else {
-        return Score::None;
-    };
-    let gap = (last + VOCAB - first - 1) % VOCAB;
-    Score::Sample(1.0 - gap.min(VOCAB - gap) as f32 / (VOCAB / 2) as f32)
+    let last = sample.tokens.last().copied();
+    last.map_or(Score::None, |last| Score::Sample(f32::from(u8::from(last < 3))))
 }
 
 pub(crate) fn prompts(count: usize) -> Result<Vec<Prompt>> {
@@ -88,12 +84,12 @@ fn train(algorithm: &dyn Algorithm, config: RolloutConfig, seed: u64, steps: usi
     let mut parts = parts(&policy, rewards);
     if algorithm.needs().contains(Needs::VALUES) {
         let loss = ValueLoss::new(ValueLossConfig::default()).unwrap();
-        parts.critic = Some(Critic::new(learner(tiny(seed + 100, Some(1)), 1e-2), loss));
+        parts.critic = Some(Critic::new(learner(tiny(seed + 100, Some(1)), 5e-3), loss));
     }
     if algorithm.needs().contains(Needs::REF_LOGPS) {
         parts.reference = Some(Reference::live(Box::new(policy.clone()), 4096));
     }
-    let mut learner = learner(policy, 1e-2);
+    let mut learner = learner(policy, 5e-3);
     let mut online = Online::new(config, parts, seed).unwrap();
     let mut reward = 0.0;
     for _ in 0..steps {
@@ -182,7 +178,7 @@ fn misses_it(name: &str, algorithm: &dyn Algorithm, config: &RolloutConfig, step
     }
 }
 
-const STEPS: usize = 150;
+const STEPS: usize = 60;
 
 fn ppo() -> Ppo {
     Ppo::new(PpoConfig::default()).unwrap()
@@ -223,5 +219,6 @@ fn rejection_sampling_and_best_of_n_find_the_optimum() {
     let rejection = Rejection::new(RejectionConfig::default()).unwrap();
     finds_the_optimum("rejection", &rejection, &rollout(), STEPS);
     let best_of_n = BestOfN::new(BestOfNConfig::default()).unwrap();
-    finds_the_optimum("best of n", &best_of_n, &rollout(), STEPS);
+    // One pair of sixteen answers learns less than all of them.
+    finds_the_optimum("best of n", &best_of_n, &rollout(), 4 * STEPS);
 }

@@ -117,7 +117,9 @@ fn a_run_that_is_killed_between_steps_ends_with_the_same_bits() {
 
 #[test]
 fn carried_responses_keep_the_version_of_each_token() {
-    let config = RolloutConfig { oversampling: 4, ..rollout() };
+    // Alone in their groups, responses are complete at different times.
+    let config =
+        RolloutConfig { oversampling: 4, num_generations: 1, max_completion_length: 20, ..rollout() };
     let (mut online, mut learner) = online(&grpo(), config, RewardParts::single("r", by_length));
     let mut mixed = 0;
     for _ in 0..6 {

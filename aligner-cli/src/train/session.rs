@@ -87,8 +87,16 @@ impl Session {
             let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
             let critic = trainer.as_deref().map(rollouts::critic_dir);
             let longest = data.longest()?;
-            let (online, critic) =
-                wire::online(&mut run, &model, &policy, longest, reference.take(), critic.as_deref(), total)?;
+            let (online, critic) = wire::online(
+                &mut run,
+                &model,
+                &policy,
+                longest,
+                reference.take(),
+                critic.as_deref(),
+                &dir.scores(),
+                total,
+            )?;
             rollouts = Some(Rollouts { online, held_out: prompts, critic });
         }
         let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));
@@ -253,6 +261,9 @@ impl Session {
             },
         )?;
         tracing::info!("saved {}", path.display());
+        if let Some(Rollouts { online, .. }) = &mut self.rollouts {
+            online.saved()?;
+        }
         Ok(checkpoints.prune(self.run.config.run.keep_last)?)
     }
 

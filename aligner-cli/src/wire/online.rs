@@ -18,7 +18,7 @@ use crate::progress::Phase;
 use crate::registry::RewardContext;
 
 /// Builds the rollout loop around the weights of `policy`, and says what its critic's model is. `critic` is where the newest checkpoint keeps the critic,
-/// in a run that goes on.
+/// in a run that goes on; `scores` keeps what rewards have said since that checkpoint.
 ///
 /// # Errors
 /// Rewards that cannot be loaded, a critic that is none, prompts that leave no room for a response.
@@ -29,6 +29,7 @@ pub(crate) fn online(
     longest_prompt: usize,
     reference: Option<Reference>,
     critic: Option<&Path>,
+    scores: &Path,
     total: u64,
 ) -> anyhow::Result<(Online, Option<ModelConfig>)> {
     let config = run.config.rollout.clone().unwrap_or_default();
@@ -44,7 +45,7 @@ pub(crate) fn online(
     }
     let engine_config = EngineConfig { cache: cache(run, &config, longest), ..EngineConfig::default() };
     let device = policy.device().clone();
-    let rewards = rewards(run, model, &device)?;
+    let rewards = rewards(run, model, &device)?.logged_in(scores)?;
     let (critic, critic_config) = if run.algorithm.needs().contains(Needs::VALUES) {
         let (critic, config) = self::critic(run, model, critic, &device, config.updates(total))?;
         (Some(critic), Some(config))

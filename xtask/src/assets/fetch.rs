@@ -53,6 +53,9 @@ fn recreate(directory: &Path) -> Result<()> {
 }
 
 fn download(package: &Package, directory: &Path) -> Result<PathBuf> {
+    if package.kind == Kind::Npm {
+        return pack(package, directory);
+    }
     let pip = Command::new(PYTHON).args(["-m", "pip", "--version"]).output();
     ensure!(
         pip.is_ok_and(|output| output.status.success()),
@@ -62,7 +65,7 @@ fn download(package: &Package, directory: &Path) -> Result<PathBuf> {
     let origin = match package.kind {
         Kind::Wheel => "--only-binary=:all:".to_owned(),
         // Only the package itself: its build tools may come as wheels.
-        Kind::SourceDistribution => format!("--no-binary={}", package.name()),
+        Kind::SourceDistribution | Kind::Npm => format!("--no-binary={}", package.name()),
     };
     let status = Command::new(PYTHON)
         .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", &origin])
@@ -74,6 +77,21 @@ fn download(package: &Package, directory: &Path) -> Result<PathBuf> {
     ensure!(status.success(), "`pip download {}` failed: {status}", package.requirement);
     let archive = directory.join(package.archive);
     ensure!(archive.is_file(), "`pip download {}` brought no {}", package.requirement, package.archive);
+    Ok(archive)
+}
+
+/// The same by the other registry's client.
+fn pack(package: &Package, directory: &Path) -> Result<PathBuf> {
+    let requirement = package.requirement.replace("==", "@");
+    let output = Command::new("npm")
+        .args(["pack", "--silent", requirement.as_str()])
+        .current_dir(directory)
+        .output()
+        .with_context(|| format!("cannot start `npm`: install Node.js to fetch {requirement}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`npm pack {requirement}` failed: {}", said.trim());
+    let archive = directory.join(package.archive);
+    ensure!(archive.is_file(), "`npm pack {requirement}` brought no {}", package.archive);
     Ok(archive)
 }
 
@@ -93,7 +111,7 @@ fn check_hash(path: &Path, expected: &str) -> Result<()> {
 fn unpack(kind: Kind, archive: &Path, directory: &Path) -> Result<()> {
     let module = match kind {
         Kind::Wheel => "zipfile",
-        Kind::SourceDistribution => "tarfile",
+        Kind::SourceDistribution | Kind::Npm => "tarfile",
     };
     let status = Command::new(PYTHON)
         .args(["-m", module, "-e"])
