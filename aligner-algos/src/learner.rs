@@ -113,6 +113,7 @@ impl Learner {
     }
 
     fn apply(&mut self, algorithm: &dyn Algorithm, credited: Result<StepBatch>) -> Result<Metrics> {
+        self.policy.begin_step(self.step);
         let mut logged = Metrics::default();
         let packed = credited.and_then(|step| {
             logged = step.metrics;

@@ -1,12 +1,16 @@
 //! Models: their configuration, and one family a file.
 
+mod adapted;
 mod causal_lm;
 mod config;
 mod exec;
 mod layerwise;
 mod llama;
+mod lora;
 
 pub use causal_lm::CausalLm;
 pub use config::{Llama3Scaling, MODEL_TYPES, ModelConfig, RopeConfig};
 pub use exec::{Exec, Linear};
 pub use llama::{Layout, Llama};
+pub(crate) use lora::{A as LORA_A, B as LORA_B, MAGNITUDE as LORA_MAGNITUDE};
+pub use lora::{Adapter, AdapterModule, Lora, LoraConfig, Targets};

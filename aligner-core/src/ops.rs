@@ -5,6 +5,8 @@
 //! Burn-specific trick of the crate stands under this module.
 
 mod attention;
+mod dora;
+mod dropout;
 mod embedding;
 mod gemm;
 pub mod host;
@@ -12,6 +14,7 @@ pub(crate) mod kernel;
 mod linear;
 mod linear_cross_entropy;
 pub mod logits;
+mod lora;
 mod rms_norm;
 mod rotary;
 pub mod rows;
@@ -21,9 +24,12 @@ mod swiglu;
 pub(crate) mod testing;
 
 pub use attention::{AttentionShape, attention};
+pub use dora::AdaptedRows;
+pub use dropout::Dropout;
 pub use embedding::embedding;
 pub use linear::{Residual, linear};
 pub use linear_cross_entropy::{TargetScores, linear_cross_entropy};
+pub use lora::{LowRank, lora_linear};
 pub use rms_norm::rms_norm;
 pub use rotary::{RotaryTable, rotary};
 pub use swiglu::swiglu;
@@ -34,6 +40,7 @@ pub mod reference {
     pub use super::embedding::reference as embedding;
     pub use super::linear::reference as linear;
     pub use super::linear_cross_entropy::reference as linear_cross_entropy;
+    pub use super::lora::reference as lora_linear;
     pub use super::rms_norm::reference as rms_norm;
     pub use super::rotary::reference as rotary;
     pub use super::swiglu::reference as swiglu;

@@ -50,6 +50,12 @@ pub trait Policy {
     /// The same model on other parameter handles: a frozen reference, an autodiff copy.
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy>;
 
+    /// Says which optimizer step, from 0, the next gradients are for: what a policy draws at random in
+    /// training, such as dropout, is keyed by it, so that a resumed run draws the same.
+    fn begin_step(&mut self, step: u64) {
+        let _ = step;
+    }
+
     /// Sums the gradients of `loss` over micro-batches.
     ///
     /// The default runs them in turn; a pipeline overrides it with its schedule.

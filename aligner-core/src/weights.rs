@@ -1,4 +1,4 @@
-//! Weights on disk: Hugging Face safetensors (read and written) and GGUF (read).
+//! Weights on disk: Hugging Face safetensors and PEFT's adapters (read and written), and GGUF (read).
 //!
 //! Nothing in a file is believed before it has been checked against the file's own length, so a
 //! truncated or hostile file gives an error that names it, and never a panic or a huge allocation.
@@ -9,6 +9,7 @@ mod checkpoint;
 mod checksum;
 mod encoding;
 mod gguf;
+mod peft;
 mod safetensors_file;
 mod save;
 mod source;
@@ -18,4 +19,5 @@ pub use atomic::atomic_write;
 pub use checkpoint::Checkpoint;
 pub use checksum::checksum;
 pub use gguf::{Gguf, GgufValue};
+pub use peft::{AdapterCheckpoint, save_adapter};
 pub use save::{HostTensor, SaveDtype, read_metadata, read_tensors, save_model, save_tensors};

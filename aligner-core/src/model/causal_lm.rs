@@ -6,9 +6,10 @@ use burn::tensor::{Device, Tensor};
 use rayon::prelude::*;
 
 use super::llama::{Layout, Llama};
-use super::{ModelConfig, layerwise};
+use super::lora::rows;
+use super::{Adapter, ModelConfig, layerwise};
 use crate::algorithm::LANGUAGE_HEAD;
-use crate::ops::{embedding, linear, linear_cross_entropy};
+use crate::ops::{Dropout, embedding, linear, linear_cross_entropy};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
 use crate::weights::Checkpoint;
@@ -18,7 +19,7 @@ use crate::{
 };
 
 const HEAD: &str = "lm_head.weight";
-const SCORE: &str = "score.weight";
+pub(super) const SCORE: &str = "score.weight";
 
 /// A model with its parameters.
 ///
@@ -33,6 +34,17 @@ pub struct CausalLm {
     device: Device,
     gradient_checkpointing: bool,
     temperature: f32,
+    dropout: DropoutKey,
+}
+
+/// What decides which elements an adapter's dropout drops.
+#[derive(Debug, Clone, Copy, Default)]
+struct DropoutKey {
+    seed: u64,
+    /// Optimizer steps done.
+    step: u64,
+    /// Whether gradients are being computed.
+    training: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -125,14 +137,25 @@ impl CausalLm {
             device: device.clone(),
             gradient_checkpointing: false,
             temperature: 1.0,
+            dropout: DropoutKey::default(),
         })
+    }
+
+    /// The same model with another adapter, or none, around these parameters.
+    pub(super) fn rebuilt(&self, adapter: Option<Arc<Adapter>>, params: ParamSet) -> Result<Self> {
+        let config = ModelConfig { adapter, ..(*self.config).clone() };
+        let model = Self::new(config, params, &self.device)?;
+        Ok(Self { gradient_checkpointing: self.gradient_checkpointing, dropout: self.dropout, ..model })
     }
 
     /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
     ///
     /// # Errors
-    /// A configuration that is not valid with the head.
+    /// A configuration that is not valid with the head; a model with an adapter.
     pub fn with_score_head(self, labels: usize, seed: u64) -> Result<Self> {
+        if self.config.adapter.is_some() {
+            return Err(Error::Invalid("the model has an adapter: its head comes first".into()));
+        }
         let mut config = (*self.config).clone();
         config.num_labels = Some(labels);
         let mut params = ParamSet::default();
@@ -172,6 +195,22 @@ impl CausalLm {
         }
         self.temperature = temperature;
         Ok(())
+    }
+
+    /// Seeds the dropout of an adapter in training.
+    pub fn set_dropout_seed(&mut self, seed: u64) {
+        self.dropout.seed = seed;
+    }
+
+    /// What an adapter drops of each row of a batch; none outside of training.
+    ///
+    /// # Errors
+    /// A rate out of range.
+    pub(super) fn batch_dropout(&self, batch: &Batch) -> Result<Option<Dropout>> {
+        let DropoutKey { seed, step, training } = self.dropout;
+        let rate = self.config.adapter.as_ref().map_or(0.0, |adapter| adapter.config.dropout);
+        let drops = training && rate > 0.0;
+        drops.then(|| Dropout::new(rate, rows::names(batch, seed, step))).transpose()
     }
 
     /// Logits of each row of `hidden` `[tokens, hidden]`: `[tokens, vocab]`. For generation, where
@@ -317,6 +356,7 @@ impl Policy for CausalLm {
         let mut layout = self.layout(&batch.positions, &batch.segments)?;
         let mut rows = HeadRows::of(batch);
         layout.kept = rows.keep(self.head, needs, batch.tokens.len());
+        layout.dropout = self.batch_dropout(batch)?;
         let hidden = self.hidden(&batch.tokens, &layout, &Whole)?;
         self.heads(hidden, &rows, batch, needs)
     }
@@ -333,11 +373,16 @@ impl Policy for CausalLm {
         Box::new(Self { params, ..self.clone() })
     }
 
+    fn begin_step(&mut self, step: u64) {
+        self.dropout.step = step;
+    }
+
     fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
+        let training = Self { dropout: DropoutKey { training: true, ..self.dropout }, ..self.clone() };
         if self.gradient_checkpointing {
-            layerwise::accumulate(self, micro, needs, loss)
+            layerwise::accumulate(&training, micro, needs, loss)
         } else {
-            accumulate_in_turn(self, micro, needs, loss)
+            accumulate_in_turn(&training, micro, needs, loss)
         }
     }
 }

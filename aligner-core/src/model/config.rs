@@ -1,7 +1,9 @@
 //! What a model looks like: sizes, heads, rotary embedding, special tokens.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use super::lora::Adapter;
 use crate::{Error, Result};
 
 mod fields;
@@ -58,6 +60,8 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// Outputs of the scalar head; none for a language model.
     pub num_labels: Option<usize>,
+    /// The low-rank adapter on the model. It is no part of `config.json`, which describes the base alone.
+    pub adapter: Option<Arc<Adapter>>,
     /// The JSON that the configuration was read from, kept for [`ModelConfig::to_json`].
     pub extra: serde_json::Value,
 }
@@ -141,7 +145,7 @@ impl ModelConfig {
         Err(Error::Invalid(format!("unusable model configuration: {}", problems.join("; "))))
     }
 
-    /// How many parameters the model has; a tied head counts once.
+    /// How many parameters the model has, its adapter's left out; a tied head counts once.
     pub fn num_params(&self) -> usize {
         self.checked_num_params().unwrap_or(usize::MAX)
     }
@@ -256,6 +260,7 @@ mod tests {
             eos_token_ids: vec![2],
             pad_token_id: None,
             num_labels: None,
+            adapter: None,
             extra: serde_json::Value::Null,
         }
     }

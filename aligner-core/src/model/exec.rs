@@ -5,17 +5,23 @@
 use burn::tensor::Tensor;
 
 use super::llama::Layout;
-use crate::ops::{AttentionShape, embedding, linear, rms_norm, rotary, swiglu};
+use super::lora::Lora;
+use crate::ops::host::HostTensor;
+use crate::ops::{
+    AdaptedRows, AttentionShape, Dropout, LowRank, embedding, linear, lora_linear, rms_norm, rotary, swiglu,
+};
 use crate::shard::Shard;
-use crate::{ParamId, ParamSet, Result};
+use crate::{ParamId, ParamSet, Result, constant};
 
-/// The parameters of a linear: `x W^T + b`.
+/// The parameters of a linear: `x W^T + b`, and of what an adapter adds.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
     /// `[out, in]`.
     pub weight: ParamId,
     /// `[out]`.
     pub bias: Option<ParamId>,
+    /// The low-rank addition.
+    pub lora: Option<Lora>,
 }
 
 /// The operations of a decoder layer. An operand that is passed by value is not used again.
@@ -70,16 +76,44 @@ pub(crate) struct Tensors<'a> {
     last_layer: usize,
     /// Whether the residual stream still has all rows while what is added to it has the kept ones.
     behind: bool,
+    /// The dropout of the rows that there are.
+    dropout: Option<Dropout>,
 }
 
 impl<'a> Tensors<'a> {
     pub(crate) fn new(params: &'a ParamSet, layout: &'a Layout, shard: &'a dyn Shard, layers: usize) -> Self {
-        Self { params, layout, shard, last_layer: layers.saturating_sub(1), behind: false }
+        let dropout = layout.dropout.clone();
+        Self { params, layout, shard, last_layer: layers.saturating_sub(1), behind: false, dropout }
     }
 
     fn linear(&self, x: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>) -> Result<Tensor<2>> {
+        let (x, weight) = (x.clone(), self.params.matrix(layer.weight));
         let bias = layer.bias.map(|bias| self.params.vector(bias));
-        linear(x.clone(), self.params.matrix(layer.weight), bias, residual)
+        let Some(lora) = layer.lora else { return linear(x, weight, bias, residual) };
+        let dropout = self.dropout.as_ref().map(|dropout| dropout.for_module(lora.module));
+        let (a, b) = (self.params.matrix(lora.a), self.params.matrix(lora.b));
+        let low = LowRank { a, b, scale: lora.scale, dropout };
+        let Some(magnitude) = lora.magnitude else { return lora_linear(x, weight, low, bias, residual) };
+        let magnitude = self.params.vector(magnitude);
+        // A constant, as the paper has it (section 4.3): no gradient flows through the lengths.
+        let gains = magnitude.clone() / constant(&self.lengths(layer, lora), &magnitude);
+        let mut out = lora_linear(x, weight, low, None, None)? * gains.unsqueeze::<2>();
+        if let Some(bias) = bias {
+            out = out + bias.unsqueeze::<2>();
+        }
+        Ok(residual.map_or_else(|| out.clone(), |residual| out.clone() + residual))
+    }
+
+    /// The lengths of an adapted linear's rows, `[out]`.
+    fn lengths(&self, layer: Linear, lora: Lora) -> Vec<f32> {
+        let values = |id: ParamId| {
+            let value = self.params.vector(id);
+            HostTensor::new(&if value.is_autodiff() { value.inner() } else { value })
+        };
+        let (weight, a, b) = (values(layer.weight), values(lora.a), values(lora.b));
+        let [outputs, inputs] = self.params.matrix(layer.weight).dims();
+        let (weight, a, b) = (weight.as_slice(), a.as_slice(), b.as_slice());
+        AdaptedRows { weight, a, b, scale: lora.scale, shape: [outputs, inputs] }.lengths()
     }
 }
 
@@ -107,6 +141,7 @@ impl Exec for Tensors<'_> {
         match &self.layout.kept {
             Some(kept) if layer == self.last_layer => {
                 self.behind = true;
+                self.dropout = self.dropout.as_ref().map(|dropout| dropout.select(kept));
                 embedding(attended, kept)
             }
             _ => Ok(attended),

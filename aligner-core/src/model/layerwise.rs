@@ -20,7 +20,8 @@ pub(super) fn accumulate(
 ) -> Result<Gradients> {
     let mut all = Gradients::default();
     for batch in micro {
-        let layout = model.layout(&batch.positions, &batch.segments)?;
+        let mut layout = model.layout(&batch.positions, &batch.segments)?;
+        layout.dropout = model.batch_dropout(batch)?;
         let body = model.body();
         // x[i] is the input of layer i, without a graph.
         let mut x = vec![body.embed(model.params(), &batch.tokens)?];
@@ -41,9 +42,12 @@ pub(super) fn accumulate(
             let output = body.layer(&mut tensors(&stage.model, &layout), index, stage.input())?;
             of_x = stage.backward(&seeded(output, of_x), &mut sums);
         }
-        let bottom = Stage::new(model, None);
-        let output = body.embed(bottom.model.params(), &batch.tokens)?;
-        bottom.backward(&seeded(output, of_x), &mut sums);
+        // A frozen embedding has no graph to go back through.
+        if model.params().get(body.embedding_id()).trainable {
+            let bottom = Stage::new(model, None);
+            let output = body.embed(bottom.model.params(), &batch.tokens)?;
+            bottom.backward(&seeded(output, of_x), &mut sums);
+        }
         all.add(sums, loss_sum, &out.metrics);
     }
     Ok(all)

@@ -7,7 +7,8 @@ use burn::tensor::Tensor;
 
 use super::ModelConfig;
 use super::exec::{Exec, Linear, Tensors};
-use crate::ops::{RotaryTable, embedding, rms_norm};
+use super::lora::{self, Adapter, Lora};
+use crate::ops::{Dropout, RotaryTable, embedding, rms_norm};
 use crate::shard::Shard;
 use crate::{Error, ParamId, ParamSet, Result, Segment};
 
@@ -21,6 +22,8 @@ pub struct Layout {
     /// The rows whose final hidden states are asked for, ascending; absent, all. The last layer computes
     /// no more than these once it has attended.
     pub kept: Option<Arc<[u32]>>,
+    /// What an adapter drops of each row; absent outside of training.
+    pub dropout: Option<Dropout>,
 }
 
 /// The model's structure: which parameter of a set stands where.
@@ -77,7 +80,19 @@ impl Llama {
         all
     }
 
-    /// Finds the family's parameters in `params`.
+    /// Names of the layers' linears, without `.weight`, and `[out, in]` of each, in the parameters' order.
+    pub fn linears(config: &ModelConfig) -> Vec<(String, [usize; 2])> {
+        let linear = |(name, shape): (String, Vec<usize>)| match shape[..] {
+            [outputs, inputs] => {
+                let name = name.strip_suffix(".weight").filter(|name| name.starts_with("model.layers."))?;
+                Some((name.to_string(), [outputs, inputs]))
+            }
+            _ => None,
+        };
+        Self::parameters(config).into_iter().filter_map(linear).collect()
+    }
+
+    /// Finds the family's parameters in `params`, and those of the configuration's adapter.
     ///
     /// # Errors
     /// [`Error::Invalid`] names a parameter that is absent.
@@ -89,7 +104,8 @@ impl Llama {
             let linear = |part: &str, bias: bool| -> Result<Linear> {
                 let weight = id(&name(&format!("{part}.weight")))?;
                 let bias = bias.then(|| id(&name(&format!("{part}.bias")))).transpose()?;
-                Ok(Linear { weight, bias })
+                let lora = (config.adapter.as_deref()).map(|adapter| addition(adapter, &name(part), &id));
+                Ok(Linear { weight, bias, lora: lora.transpose()?.flatten() })
             };
             Ok(Layer {
                 attention_norm: id(&name("input_layernorm.weight"))?,
@@ -138,7 +154,12 @@ impl Llama {
 
     /// Layout of a packed batch: `positions` is `[tokens]`.
     pub fn layout(&self, positions: &[u32], segments: Arc<[Segment]>) -> Layout {
-        Layout { segments, rotary: RotaryTable::new(positions, &self.frequencies, 1.0), kept: None }
+        Layout {
+            segments,
+            rotary: RotaryTable::new(positions, &self.frequencies, 1.0),
+            kept: None,
+            dropout: None,
+        }
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
@@ -193,4 +214,18 @@ impl Llama {
         }
         self.norm(params, x)
     }
+}
+
+/// The addition to a linear; none where the adapter leaves it alone.
+fn addition(adapter: &Adapter, linear: &str, id: &dyn Fn(&str) -> Result<ParamId>) -> Result<Option<Lora>> {
+    let place = adapter.modules.iter().position(|module| module.name == linear);
+    let Some(module) = place else { return Ok(None) };
+    let part = |end: &str| id(&format!("{linear}{end}"));
+    Ok(Some(Lora {
+        a: part(lora::A)?,
+        b: part(lora::B)?,
+        magnitude: adapter.config.dora.then(|| part(lora::MAGNITUDE)).transpose()?,
+        scale: adapter.modules[module].scale,
+        module,
+    }))
 }

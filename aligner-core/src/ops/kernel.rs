@@ -18,7 +18,7 @@ use burn::backend::{
 use burn::tensor::{Tensor, TensorData};
 
 /// Most tensors that a kernel takes.
-pub(crate) const INPUTS: usize = 4;
+pub(crate) const INPUTS: usize = 6;
 
 /// A gradient with respect to one input.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(crate) trait Kernel: Debug + Send + Sync + 'static {
 }
 
 /// Gradients that are all [`Grad::None`].
-pub(crate) const NO_GRADS: [Grad; INPUTS] = [Grad::None, Grad::None, Grad::None, Grad::None];
+pub(crate) const NO_GRADS: [Grad; INPUTS] = [const { Grad::None }; INPUTS];
 
 /// A shared kernel with the number of inputs that are its own, not placeholders.
 #[derive(Debug, Clone)]
@@ -69,6 +69,8 @@ pub(crate) trait KernelBackend: Backend {
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
         d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        f: FloatTensor<Self>,
         call: Call,
     ) -> FloatTensor<Self>;
 }
@@ -90,8 +92,16 @@ fn slice(tensor: &FlexTensor) -> &[f32] {
 }
 
 impl KernelBackend for Flex {
-    fn run_kernel(a: FlexTensor, b: FlexTensor, c: FlexTensor, d: FlexTensor, call: Call) -> FlexTensor {
-        let inputs = [a, b, c, d].map(|tensor| tensor.to_contiguous());
+    fn run_kernel(
+        a: FlexTensor,
+        b: FlexTensor,
+        c: FlexTensor,
+        d: FlexTensor,
+        e: FlexTensor,
+        f: FlexTensor,
+        call: Call,
+    ) -> FlexTensor {
+        let inputs = [a, b, c, d, e, f].map(|tensor| tensor.to_contiguous());
         let slices: Vec<&[f32]> = inputs.iter().take(call.inputs).map(slice).collect();
         let output = call.kernel.forward(&slices);
         FlexTensor::from_data(TensorData::new(output, call.kernel.shape()))
@@ -147,17 +157,19 @@ impl<B: KernelGrads, C: CheckpointStrategy> KernelBackend for Autodiff<B, C> {
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
         d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        f: FloatTensor<Self>,
         call: Call,
     ) -> FloatTensor<Self> {
-        let nodes = [a.node(), b.node(), c.node(), d.node()];
-        let [a, b, c, d] = [a, b, c, d].map(<FloatTensor<Self>>::into_primitive);
+        let nodes = [a.node(), b.node(), c.node(), d.node(), e.node(), f.node()];
+        let [a, b, c, d, e, f] = [a, b, c, d, e, f].map(<FloatTensor<Self>>::into_primitive);
         match KernelBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let inputs = [a.clone(), b.clone(), c.clone(), d.clone()];
-                let output = B::run_kernel(a, b, c, d, call.clone());
+                let inputs = [a.clone(), b.clone(), c.clone(), d.clone(), e.clone(), f.clone()];
+                let output = B::run_kernel(a, b, c, d, e, f, call.clone());
                 prep.finish((call, inputs, output.clone()), output)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::run_kernel(a, b, c, d, call)),
+            OpsKind::UnTracked(prep) => prep.finish(B::run_kernel(a, b, c, d, e, f, call)),
         }
     }
 }
@@ -171,8 +183,8 @@ pub(crate) fn run<const D: usize>(kernel: impl Kernel, inputs: Vec<DispatchTenso
             .next()
             .unwrap_or_else(|| Tensor::<1>::zeros([1], &burn::tensor::Device::flex()).into_dispatch())
     };
-    let (a, b, c, d) = (next(), next(), next(), next());
-    Tensor::from_dispatch(<Dispatch as KernelBackend>::run_kernel(a, b, c, d, call))
+    let (a, b, c, d, e, f) = (next(), next(), next(), next(), next(), next());
+    Tensor::from_dispatch(<Dispatch as KernelBackend>::run_kernel(a, b, c, d, e, f, call))
 }
 
 /// Whether the tensor lives on the CPU device that our kernels serve.

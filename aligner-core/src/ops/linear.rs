@@ -22,16 +22,8 @@ pub fn linear(
     bias: Option<Tensor<1>>,
     residual: Residual,
 ) -> Result<Tensor<2>> {
-    let ([tokens, inputs], [outputs, columns]) = (x.dims(), weight.dims());
-    if columns != inputs {
-        return Err(Error::shape("weight of a linear", format!("[out, {inputs}]"), &weight.dims()));
-    }
-    if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [outputs]) {
-        return Err(Error::shape("bias of a linear", format!("[{outputs}]"), &bias.dims()));
-    }
-    if let Some(residual) = residual.as_ref().filter(|residual| residual.dims() != [tokens, outputs]) {
-        return Err(Error::shape("residual of a linear", format!("[{tokens}, {outputs}]"), &residual.dims()));
-    }
+    check(&x, &weight, bias.as_ref(), residual.as_ref())?;
+    let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.dims());
     if !on_host(&x) {
         return Ok(reference(x, weight, bias, residual));
     }
@@ -40,6 +32,49 @@ pub fn linear(
     operands.extend(bias.map(Tensor::into_dispatch));
     operands.extend(residual.map(Tensor::into_dispatch));
     Ok(run(kernel, operands))
+}
+
+/// Whether the operands fit each other.
+pub(super) fn check(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    residual: Option<&Tensor<2>>,
+) -> Result<()> {
+    let ([tokens, inputs], [outputs, columns]) = (x.dims(), weight.dims());
+    if columns != inputs {
+        return Err(Error::shape("weight of a linear", format!("[out, {inputs}]"), &weight.dims()));
+    }
+    if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
+        return Err(Error::shape("bias of a linear", format!("[{outputs}]"), &bias.dims()));
+    }
+    if let Some(residual) = residual.filter(|residual| residual.dims() != [tokens, outputs]) {
+        return Err(Error::shape("residual of a linear", format!("[{tokens}, {outputs}]"), &residual.dims()));
+    }
+    Ok(())
+}
+
+/// What a product `[tokens, outputs]` is added to, or room for it.
+pub(super) fn start(
+    bias: Option<&[f32]>,
+    residual: Option<&[f32]>,
+    [tokens, outputs]: [usize; 2],
+) -> (Vec<f32>, Output) {
+    let mut out = unfilled(tokens * outputs);
+    let row = outputs.max(1);
+    match (bias, residual) {
+        (None, None) => return (out, Output::Overwrite),
+        (Some(bias), None) => out.par_chunks_mut(row).for_each(|out| out.copy_from_slice(bias)),
+        (bias, Some(residual)) => {
+            out.par_chunks_mut(row).zip(residual.par_chunks(row)).for_each(|(out, residual)| {
+                out.copy_from_slice(residual);
+                if let Some(bias) = bias {
+                    add(out, bias);
+                }
+            });
+        }
+    }
+    (out, Output::Add)
 }
 
 /// The composition of Burn operations.
@@ -63,29 +98,6 @@ struct Linear {
     residual: bool,
 }
 
-impl Linear {
-    /// What the product is added to, or nothing yet.
-    fn start(&self, inputs: &[&[f32]]) -> (Vec<f32>, Output) {
-        let mut out = unfilled(self.tokens * self.outputs);
-        let bias = self.bias.then(|| inputs[2]);
-        let residual = self.residual.then(|| inputs[2 + usize::from(self.bias)]);
-        let row = self.outputs.max(1);
-        match (bias, residual) {
-            (None, None) => return (out, Output::Overwrite),
-            (Some(bias), None) => out.par_chunks_mut(row).for_each(|out| out.copy_from_slice(bias)),
-            (bias, Some(residual)) => {
-                out.par_chunks_mut(row).zip(residual.par_chunks(row)).for_each(|(out, residual)| {
-                    out.copy_from_slice(residual);
-                    if let Some(bias) = bias {
-                        add(out, bias);
-                    }
-                });
-            }
-        }
-        (out, Output::Add)
-    }
-}
-
 impl Kernel for Linear {
     fn shape(&self) -> Vec<usize> {
         vec![self.tokens, self.outputs]
@@ -94,7 +106,9 @@ impl Kernel for Linear {
     fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
         let x = Mat::new(inputs[0], self.tokens, self.inputs);
         let weight = Mat::new(inputs[1], self.outputs, self.inputs);
-        let (mut out, output) = self.start(inputs);
+        let bias = self.bias.then(|| inputs[2]);
+        let residual = self.residual.then(|| inputs[2 + usize::from(self.bias)]);
+        let (mut out, output) = start(bias, residual, [self.tokens, self.outputs]);
         gemm(x, weight.t(), &mut out, output);
         out
     }

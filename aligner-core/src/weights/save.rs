@@ -92,8 +92,12 @@ impl SaveDtype {
 ///
 /// # Errors
 /// [`Error::Io`] names the file; [`Error::Invalid`] names a parameter that is not finite, or too
-/// large for `dtype`; then nothing has been written.
+/// large for `dtype`, and refuses a model with an adapter; then nothing has been written.
 pub fn save_model(dir: &Path, config: &ModelConfig, params: &ParamSet, dtype: SaveDtype) -> Result<()> {
+    if config.adapter.is_some() {
+        let message = "not saved: the model has an adapter; merge it, or save the adapter alone";
+        return Err(Error::Invalid(format!("{}: {message}", dir.display())));
+    }
     save_sharded(dir, config, params, dtype, SHARD_BYTES)
 }
 
@@ -170,10 +174,10 @@ pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(SafetensorsFile::open(path)?.metadata().clone())
 }
 
-struct NamedTensor<'a> {
-    name: &'a str,
-    shape: &'a [usize],
-    value: &'a Tensor<1>,
+pub(super) struct NamedTensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: &'a [usize],
+    pub(super) value: &'a Tensor<1>,
 }
 
 impl NamedTensor<'_> {
@@ -237,7 +241,7 @@ fn write_config(dir: &Path, config: &ModelConfig, dtype: SaveDtype) -> Result<()
     write_json(&dir.join("config.json"), &value)
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
     atomic_write(path, |file| {
         serde_json::to_writer_pretty(&mut *file, value)?;
         file.write_all(b"\n")
@@ -245,7 +249,7 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 }
 
 /// Refuses values that the file could not hold, before the first file is touched.
-fn check_values(dir: &Path, tensors: &[NamedTensor<'_>], dtype: SaveDtype) -> Result<()> {
+pub(super) fn check_values(dir: &Path, tensors: &[NamedTensor<'_>], dtype: SaveDtype) -> Result<()> {
     let lost = tensors.iter().find(|tensor| !with_slice(tensor.value, |values| dtype.holds(values)));
     let Some(tensor) = lost else { return Ok(()) };
     let (dir, name, dtype) = (dir.display(), tensor.name, dtype.torch_name());
@@ -254,7 +258,7 @@ fn check_values(dir: &Path, tensors: &[NamedTensor<'_>], dtype: SaveDtype) -> Re
     )))
 }
 
-fn write_tensors(
+pub(super) fn write_tensors(
     file: &mut dyn Write,
     tensors: &[NamedTensor<'_>],
     dtype: SaveDtype,

@@ -119,6 +119,7 @@ fn read(keys: &mut Keys<'_>) -> Result<ModelConfig> {
         eos_token_ids: end_tokens(file)?,
         pad_token_id: file.token("tokenizer.ggml.padding_token_id")?,
         num_labels: None,
+        adapter: None,
         extra: Value::Null,
     })
 }

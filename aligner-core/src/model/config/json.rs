@@ -190,6 +190,7 @@ fn read(model_type: String, fields: &mut Fields<'_>, value: &Value) -> ModelConf
         eos_token_ids: fields.tokens("eos_token_id"),
         pad_token_id: fields.token("pad_token_id"),
         num_labels: read_labels(fields),
+        adapter: None,
         extra: value.clone(),
     }
 }

@@ -1,0 +1,163 @@
+//! A model with a low-rank adapter: the base stays as it is, the adapter is trained.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+use super::causal_lm::SCORE;
+use super::lora::{A, B, MAGNITUDE};
+use super::{Adapter, CausalLm, LoraConfig};
+use crate::ops::AdaptedRows;
+use crate::ops::host::{HostTensor, with_slice};
+use crate::rng::{Rng, key_of};
+use crate::weights::AdapterCheckpoint;
+use crate::{Error, Param, ParamSet, Policy as _, Result};
+
+impl CausalLm {
+    /// The model with a fresh adapter: A uniform in ±1/√in (Kaiming's with a = √5), B zero, as in PEFT, so
+    /// that it changes nothing yet. The base is frozen, but for a score head.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] as [`Adapter::new`]; a model that has an adapter.
+    pub fn with_adapter(self, config: LoraConfig, seed: u64) -> Result<Self> {
+        let adapter = Adapter::new(config, self.config())?;
+        let lengths = if adapter.config.dora { self.row_lengths(&adapter) } else { Vec::new() };
+        let mut lengths = lengths.into_iter();
+        self.adapted(adapter, |name, shape| {
+            Ok(match shape {
+                [_] => lengths.next().unwrap_or_default(),
+                _ if name.ends_with(B) => vec![0.0; shape.iter().product()],
+                _ => uniform(shape, &[seed, key_of(name)]),
+            })
+        })
+    }
+
+    /// The model with an adapter of a file, and with the score head of the file where it has one.
+    ///
+    /// # Errors
+    /// An adapter of another model, with the linear at fault; a file that cannot be read.
+    pub fn with_adapter_from(mut self, file: &AdapterCheckpoint) -> Result<Self> {
+        let adapter = file.adapter(self.config())?;
+        if let Some(shape) = file.score() {
+            let Some(head) = self.params_mut().iter_mut().find(|param| param.name == SCORE) else {
+                let message = "the adapter comes with a score head, but the model has none";
+                return Err(Error::format(file.path(), message));
+            };
+            if head.shape != shape {
+                let what = format!("{}: {SCORE}", file.path().display());
+                return Err(Error::shape(what, format!("{:?}", head.shape), &shape));
+            }
+            let values = file.read(SCORE)?;
+            head.value = tensor(values, &head.value.device());
+        }
+        let adapted = self.adapted(adapter, |name, _| file.read(name))?;
+        match adapted.params().first_not_finite() {
+            Some(name) => Err(Error::format(file.path(), format!("tensor {name} holds NaN or infinity"))),
+            None => Ok(adapted),
+        }
+    }
+
+    /// Appends the adapter's parameters and freezes the base.
+    fn adapted(
+        self,
+        adapter: Adapter,
+        mut values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
+        if self.config().adapter.is_some() {
+            return Err(Error::Invalid("the model has an adapter already; merge it first".into()));
+        }
+        let mut params = self.params().clone();
+        params.iter_mut().for_each(|param| param.trainable = param.name == SCORE);
+        for (name, shape) in adapter.parameters() {
+            let values = values(&name, &shape)?;
+            params.insert_data(name, &shape, values, self.device())?;
+        }
+        self.rebuilt(Some(Arc::new(adapter)), params)
+    }
+
+    /// The base alone, on the same parameter handles: it takes no memory of its own.
+    ///
+    /// # Errors
+    /// None in practice: the base's parameters are there.
+    pub fn without_adapter(&self) -> Result<Self> {
+        let mut params = ParamSet::default();
+        for param in self.base() {
+            params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
+        }
+        self.rebuilt(None, params)
+    }
+
+    /// The base with the adapter added to its weights: the same function of a text, to rounding, as a plain
+    /// model.
+    ///
+    /// # Errors
+    /// A model without an adapter.
+    pub fn merged(&self) -> Result<Self> {
+        let Some(adapter) = self.config().adapter.clone() else {
+            return Err(Error::Invalid("the model has no adapter to merge".into()));
+        };
+        let mut params = ParamSet::default();
+        for param in self.base() {
+            let linear = param.name.strip_suffix(".weight");
+            let module = adapter.modules.iter().find(|module| Some(module.name.as_str()) == linear);
+            let value = match module {
+                Some(module) => tensor(self.merged_rows(module)?, self.device()),
+                None => param.value.clone(),
+            };
+            params.insert(param.name.as_str(), &param.shape, value)?;
+        }
+        self.rebuilt(None, params)
+    }
+
+    /// Parameters that are not the adapter's.
+    fn base(&self) -> impl Iterator<Item = &Param> {
+        self.params().iter().filter(|param| !Adapter::owns(&param.name))
+    }
+
+    fn merged_rows(&self, module: &super::AdapterModule) -> Result<Vec<f32>> {
+        let values = |end: &str| self.host(&format!("{}{end}", module.name));
+        let (weight, a, b) = (values(".weight")?, values(A)?, values(B)?);
+        let (weight, a, b) = (weight.as_slice(), a.as_slice(), b.as_slice());
+        let rows = AdaptedRows { weight, a, b, scale: module.scale, shape: module.shape };
+        if self.params().id(&format!("{}{MAGNITUDE}", module.name)).is_none() {
+            return Ok(rows.merged(None));
+        }
+        let magnitudes = values(MAGNITUDE)?;
+        let gains =
+            magnitudes.as_slice().iter().zip(rows.lengths()).map(|(magnitude, length)| magnitude / length);
+        Ok(rows.merged(Some(&gains.collect::<Vec<_>>())))
+    }
+
+    fn host(&self, name: &str) -> Result<HostTensor> {
+        let param = self.params().by_name(name);
+        let param = param.ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))?;
+        Ok(HostTensor::new(&param.value))
+    }
+
+    /// The lengths of the rows of each adapted weight.
+    fn row_lengths(&self, adapter: &Adapter) -> Vec<Vec<f32>> {
+        let of_module = |module: &super::AdapterModule| {
+            let Some(param) = self.params().by_name(&format!("{}.weight", module.name)) else {
+                return Vec::new();
+            };
+            with_slice(&param.value, |weight| {
+                AdaptedRows { weight, a: &[], b: &[], scale: 0.0, shape: module.shape }.lengths()
+            })
+        };
+        adapter.modules.iter().map(of_module).collect()
+    }
+}
+
+fn tensor(values: Vec<f32>, device: &Device) -> Tensor<1> {
+    let len = values.len();
+    Tensor::from_data(TensorData::new(values, [len]), device)
+}
+
+/// Uniform in ±1/√in (He et al. 2015 with a leaky slope of √5), a pure function of the key.
+fn uniform(shape: &[usize], key: &[u64]) -> Vec<f32> {
+    let bound = 1.0 / (shape.last().copied().unwrap_or(1).max(1) as f64).sqrt();
+    let rng = Rng::new(key);
+    let len = shape.iter().product::<usize>() as u64;
+    (0..len).into_par_iter().map(|at| ((2.0 * rng.uniform(at) - 1.0) * bound) as f32).collect()
+}
