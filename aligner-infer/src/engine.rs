@@ -1,6 +1,7 @@
 //! The engine: requests come at any time, every pass through the model serves as many as fit.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
@@ -127,8 +128,9 @@ impl PagedEngine {
 
     /// Bytes of the copied weights, and how long the last copy took.
     pub fn packed(&self) -> (usize, std::time::Duration) {
-        let bytes = self.weights.iter().map(Weights::packed_bytes).sum();
-        (bytes, self.weights.first().map_or_else(Default::default, |weights| weights.packing))
+        let all = self.weights.iter().flat_map(Weights::copies);
+        let apart: HashMap<_, usize> = all.map(|copy| (Arc::as_ptr(copy), copy.bytes())).collect();
+        (apart.values().sum(), self.weights.first().map_or_else(Default::default, |weights| weights.packing))
     }
 
     /// A hash of the newest weights, [`aligner_core::weights::checksum`]: equal to the trainer's where a

@@ -1,5 +1,7 @@
 //! The forward pass of the engine: the model's own code on host slices, keys and values in pages.
 
+mod adapted;
+
 use aligner_core::model::{Exec, Linear, ModelConfig};
 use aligner_core::ops::AttentionShape;
 use aligner_core::ops::rows::{
@@ -219,11 +221,14 @@ impl Exec for Pass<'_> {
         let mut next = outs.iter_mut();
         let group = layers.map(|layer| Product {
             weight: self.weights.matrix(layer.weight),
-            bias: self.weights.bias(layer),
+            bias: self.early_bias(layer),
             out: next.next().map_or(&mut [], Rows::values_mut),
             add: false,
         });
         products(x.values(), x.count, group);
+        for (layer, out) in layers.into_iter().zip(&mut outs) {
+            self.adapt(&x, layer, out);
+        }
         self.recycle(x);
         Ok(outs)
     }
@@ -270,9 +275,13 @@ impl Exec for Pass<'_> {
         if let Some(kept) = self.kept.take() {
             Self::gather(&mut residual, kept);
         }
+        if self.has_gain(layer) {
+            return self.exit_with_gain(residual, x, layer);
+        }
         let (weight, bias) = (self.weights.matrix(layer.weight), self.weights.bias(layer));
         let rows = x.count;
         products(x.values(), rows, [Product { weight, bias, out: residual.values_mut(), add: true }]);
+        self.adapt(&x, layer, &mut residual);
         self.recycle(x);
         Ok(residual)
     }

@@ -1,11 +1,16 @@
 //! The weights that the engine runs on: the trainer's own, by handle, or smaller copies of the matrices.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aligner_core::model::{CausalLm, Linear};
+use aligner_core::model::{Adapter, CausalLm, Linear, Lora};
+use aligner_core::ops::AdaptedRows;
 use aligner_core::ops::host::HostTensor;
 use aligner_core::ops::rows::{F32, PackedKind, PackedWeight, Weight};
 use aligner_core::{Error, Param, ParamId, ParamSet, Policy as _, Result};
+
+/// Copies of a model's parameters, in their order. Versions that share a parameter share its copy.
+type Copies = Vec<Option<Arc<PackedWeight>>>;
 
 /// One version of a model's weights in host memory.
 #[derive(Debug)]
@@ -13,8 +18,10 @@ pub(crate) struct Weights {
     pub(crate) model: CausalLm,
     pub(crate) version: u64,
     tensors: Vec<HostTensor>,
-    /// A copy of each matrix, where copies are asked for; vectors have none.
-    packed: Vec<Option<PackedWeight>>,
+    /// A copy of each matrix of the base, where copies are asked for; vectors and adapters have none.
+    packed: Copies,
+    /// What each row of an adapted linear is multiplied by, by module; empty where that is nothing.
+    gains: Vec<Vec<f32>>,
     /// How long packing took.
     pub(crate) packing: Duration,
     head: ParamId,
@@ -29,23 +36,36 @@ impl Weights {
         let head = model.language_head()?;
         let tensors: Vec<HostTensor> =
             model.params().iter().map(|param| HostTensor::new(&param.value)).collect();
-        let mut weights = Self { model, version, tensors, packed: Vec::new(), packing: Duration::ZERO, head };
+        let (copies, packing) = (Vec::new(), Duration::ZERO);
+        let mut weights = Self { model, version, tensors, packed: copies, gains: Vec::new(), packing, head };
+        weights.gains = weights.row_gains()?;
         weights.pack(packed);
         Ok(weights)
     }
 
     /// Makes the copies.
     pub(crate) fn pack(&mut self, kind: Option<PackedKind>) {
+        self.pack_beside(kind, &Vec::new());
+    }
+
+    /// Makes the copies that are not there in `made`.
+    fn pack_beside(&mut self, kind: Option<PackedKind>, made: &Copies) {
         let Some(kind) = kind else { return };
         let start = Instant::now();
         let embedding = self.model.body().embedding_id();
         let copy = |(at, (param, tensor)): (usize, (&Param, &HostTensor))| {
+            if let Some(Some(made)) = made.get(at) {
+                return Some(Arc::clone(made));
+            }
+            if Adapter::owns(&param.name) {
+                return None;
+            }
             // Rows of the embedding are read where they are; a head's rounding is in every logit.
             let (is_embedding, is_head) = (at == embedding.index(), at == self.head.index());
             let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
             match param.shape[..] {
                 [outputs, inputs] if is_head || !is_embedding => {
-                    Some(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind))
+                    Some(Arc::new(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind)))
                 }
                 _ => None,
             }
@@ -63,8 +83,9 @@ impl Weights {
         self.packed = Vec::new();
     }
 
-    /// Another version of the same model. Where nothing runs on this one any more (`is_last`), its copies
-    /// are freed before the new ones are made: their memory is there once.
+    /// Another version of the same model. Parameters that have not moved keep their copies: an adapter's
+    /// refit makes none. Where nothing runs on this one any more (`is_last`), the other copies are freed
+    /// before the new ones are made: their memory is there once.
     pub(crate) fn refit(
         &mut self,
         params: &ParamSet,
@@ -79,10 +100,43 @@ impl Weights {
         }
         let device = self.model.device().clone();
         let model = CausalLm::new(self.model.config().clone(), params.clone(), &device)?;
+        let mut next = Self::new(model, version, None)?;
+        let same =
+            |(own, new): (&HostTensor, &HostTensor)| own.as_slice().as_ptr() == new.as_slice().as_ptr();
+        // Both versions hold their tensors, so one address is one content.
+        let unmoved = self.tensors.iter().zip(&next.tensors).map(same);
+        let made: Copies =
+            self.packed.iter().zip(unmoved).map(|(copy, same)| copy.clone().filter(|_| same)).collect();
         if is_last {
             self.unpack();
         }
-        Self::new(model, version, packed)
+        next.pack_beside(packed, &made);
+        Ok(next)
+    }
+
+    /// The gains of an adapter that trains the rows' lengths apart.
+    fn row_gains(&self) -> Result<Vec<Vec<f32>>> {
+        let Some(adapter) = self.model.config().adapter.as_ref().filter(|adapter| adapter.config.dora) else {
+            return Ok(Vec::new());
+        };
+        let of_module = |module: &aligner_core::model::AdapterModule| {
+            let values = |end: &str| {
+                let name = format!("{}{end}", module.name);
+                let id = self.model.params().id(&name);
+                id.map(|id| self.vector(id))
+                    .ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))
+            };
+            let [weight, a, b] = [values(".weight")?, values(".lora_A.weight")?, values(".lora_B.weight")?];
+            let rows = AdaptedRows { weight, a, b, scale: module.scale, shape: module.shape };
+            let magnitudes = values(".lora_magnitude_vector")?;
+            Ok(magnitudes.iter().zip(rows.lengths()).map(|(magnitude, length)| magnitude / length).collect())
+        };
+        adapter.modules.iter().map(of_module).collect()
+    }
+
+    /// What each row of a linear with such an adapter is multiplied by, `[out]`.
+    pub(crate) fn gain(&self, lora: Lora) -> Option<&[f32]> {
+        self.gains.get(lora.module).map(Vec::as_slice)
     }
 
     /// A parameter's elements.
@@ -109,8 +163,41 @@ impl Weights {
         layer.bias.map(|bias| self.vector(bias))
     }
 
-    /// Bytes of the copies.
-    pub(crate) fn packed_bytes(&self) -> usize {
-        self.packed.iter().flatten().map(PackedWeight::bytes).sum()
+    /// The copies.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = &Arc<PackedWeight>> {
+        self.packed.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aligner_core::model::{LoraConfig, ModelConfig};
+    use aligner_core::{Device, Tensor};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refit_of_an_adapter_shares_every_copy_and_one_of_a_matrix_all_others() {
+        let json = json!({
+            "model_type": "llama", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 32,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+            "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
+        });
+        let config = ModelConfig::from_json("tiny".as_ref(), &json).unwrap();
+        let model = CausalLm::init(config, 1, &Device::flex()).unwrap();
+        let model = model.with_adapter(LoraConfig::default(), 1).unwrap();
+        let kind = Some(PackedKind::Int8);
+        let shared = |name: &str| {
+            let mut first = Weights::new(model.clone(), 0, kind).unwrap();
+            let mut params = model.params().clone();
+            let param = params.iter_mut().find(|param| param.name == name).unwrap();
+            param.value = Tensor::ones([param.elements()], &Device::flex());
+            let second = first.refit(&params, 1, kind, false).unwrap();
+            let same = first.copies().zip(second.copies()).filter(|(own, new)| Arc::ptr_eq(own, new)).count();
+            (same, second.copies().count())
+        };
+        assert_eq!(shared("model.layers.0.self_attn.q_proj.lora_B.weight"), (8, 8));
+        assert_eq!(shared("model.layers.0.self_attn.q_proj.weight"), (7, 8));
     }
 }
