@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{Registry, chat, completions, eval, fetch, generate, inspect, plan, serve, train};
+use crate::{Registry, chat, completions, eval, fetch, generate, inspect, merge, plan, serve, train};
 
 /// Aligns language models: supervised fine-tuning, reward models, preference optimisation.
 #[derive(Debug, Parser)]
@@ -29,6 +29,7 @@ pub(crate) enum Command {
     Serve(serve::Arguments),
     Inspect(inspect::Arguments),
     Plan(plan::Arguments),
+    Merge(merge::Arguments),
     Fetch(fetch::Arguments),
     Completions(completions::Arguments),
 }
@@ -43,6 +44,7 @@ impl Command {
             Self::Serve(arguments) => serve::run(&arguments).map(done),
             Self::Inspect(arguments) => inspect::run(&arguments, registry).map(done),
             Self::Plan(arguments) => plan::run(&arguments, registry).map(done),
+            Self::Merge(arguments) => merge::run(&arguments).map(done),
             Self::Fetch(arguments) => fetch::run(&arguments).map(done),
             Self::Completions(arguments) => {
                 completions::run(&arguments);

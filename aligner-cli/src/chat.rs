@@ -4,7 +4,6 @@ mod settings;
 mod signals;
 
 use std::io::{BufRead, IsTerminal as _};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use aligner_core::{Detokenize, Engine, FinishReason, Prompt, Request, Sampling};
@@ -16,13 +15,13 @@ use self::signals::Signals;
 use crate::Usage;
 use crate::generate::{SamplingFlags, prompt, stream, write_out};
 use crate::progress::{colour, say};
-use crate::wire::{EngineFlags, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel, ModelFlags};
 
 /// Talk with a model; `/help` lists the commands.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A model's directory, a `.gguf` file, or a run's `model` directory.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelFlags,
     /// A system turn before the conversation.
     #[arg(long)]
     system: Option<String>,
@@ -30,9 +29,6 @@ pub(crate) struct Arguments {
     sampling: SamplingFlags,
     #[command(flatten)]
     engine: EngineFlags,
-    /// A directory with `tokenizer.json`, where the model's own has none.
-    #[arg(long)]
-    tokenizer: Option<PathBuf>,
 }
 
 const HELP: &str = "\
@@ -45,8 +41,8 @@ const HELP: &str = "\
 A line that begins with // is said with one slash. Ctrl-C ends an answer, or the program at the prompt.";
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let model = LoadedModel::writer(&arguments.model, arguments.tokenizer.as_deref())?;
-    let shown = arguments.model.display();
+    let model = arguments.model.writer()?;
+    let shown = arguments.model.model.display();
     ensure!(
         model.tokenizer.template().is_some(),
         Usage(format!("{shown}: the model has no chat template; `aligner generate` continues texts"))

@@ -2,6 +2,7 @@
 
 mod check;
 mod failure;
+mod lora;
 mod overrides;
 mod problem;
 mod read;
@@ -14,6 +15,7 @@ use aligner_core::{Algorithm, Error};
 use anyhow::Context as _;
 use toml::de::DeTable;
 
+pub use lora::LoraSection;
 pub use sections::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
 
 pub(crate) use check::not_a_model;
@@ -85,6 +87,8 @@ impl Run {
             anyhow::bail!("{}: nothing could be read", path.display());
         };
         let source = Source { root, problems };
+        let mut config = config;
+        config.model.lora = config.model.lora.map(|lora| lora.filled());
         let resolved = resolve(&config, &built, &rewards)?;
         Ok(Self {
             config,

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use aligner_algos::{Learner, Reference, Sft, SftConfig};
-use aligner_core::weights::Checkpoint;
+use aligner_core::model::CausalLm;
 use aligner_core::{Algorithm, Device, Group, Needs};
 use anyhow::ensure;
 
 use crate::arguments::RunFile;
 use crate::progress::{result, say};
 use crate::report::STANDARD_ERROR;
-use crate::wire::{self, Data, LoadedModel};
+use crate::wire::{self, Data, LoadedModel, Subject};
 use crate::{Registry, Run, Usage, evaluate};
 
 /// Measure a model on a run's held-out rows: loss, perplexity, pair accuracy, rewards.
@@ -22,6 +22,9 @@ pub(crate) struct Arguments {
     /// The model to measure; by default what the run has trained, or else what it starts from.
     #[arg(long)]
     model: Option<PathBuf>,
+    /// A low-rank adapter to measure on the model, or on what the run starts from.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Print one JSON object in place of a table.
     #[arg(long)]
     json: bool,
@@ -33,28 +36,33 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let groups = Data::open(&run, &base)?.held_out_groups()?;
     let advice = "no row is held out; set `data.train.holdout`, or give rows of their own as [data.eval]";
     ensure!(!groups.is_empty(), Usage(advice.into()));
-    let path = arguments.model.clone().unwrap_or_else(|| subject(&run));
-    say(&format!("measuring {} on {} held-out groups", path.display(), groups.len()));
-    let values = measure(&run, &base, &path, groups)?;
+    let device = wire::device(&run.config.model.device)?;
+    let subject = subject(arguments, &run);
+    say(&format!("measuring {} on {} held-out groups", subject.shown(), groups.len()));
+    let policy = wire::measured_policy(&run, &base, &subject, &device)?;
+    let values = measure(&run, &base, policy, groups)?;
     let text = if arguments.json { serde_json::to_string(&values)? } else { table(&values) };
     result(&text);
     Ok(())
 }
 
-/// What the run has trained if it is finished, or else what it starts from.
-fn subject(run: &Run) -> PathBuf {
-    let trained = run.config.run.dir.join("model");
-    if trained.exists() { trained } else { run.config.model.path.clone() }
+/// What is asked for; what the run has trained if it is finished; or else what it starts from.
+fn subject(arguments: &Arguments, run: &Run) -> Subject {
+    let trained = Some(run.config.run.dir.join("model")).filter(|path| path.exists());
+    match (arguments.model.clone(), arguments.adapter.clone()) {
+        (model, Some(adapter)) => Subject::Adapter { model, adapter },
+        (Some(model), None) => Subject::Model(model),
+        (None, None) => trained.map_or(Subject::Start, Subject::Model),
+    }
 }
 
 fn measure(
     run: &Run,
     base: &LoadedModel,
-    path: &std::path::Path,
+    policy: CausalLm,
     mut groups: Vec<Group>,
 ) -> anyhow::Result<BTreeMap<String, f64>> {
     let device = wire::device(&run.config.model.device)?;
-    let policy = wire::trained_policy(run, &Checkpoint::open(path)?, &device)?;
     if run.algorithm.needs().contains(Needs::REF_LOGPS) {
         wire::fill(&mut reference(run, base, &device)?, &mut groups)?;
     }

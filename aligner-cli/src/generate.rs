@@ -19,13 +19,13 @@ pub(crate) use flags::SamplingFlags;
 use input::{Asked, Question};
 
 use crate::Usage;
-use crate::wire::{EngineFlags, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel, ModelFlags};
 
 /// Answer prompts with a model; prompts come as arguments, one a line on standard input, or from a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A model's directory, a `.gguf` file, or a run's `model` directory.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelFlags,
     /// What to answer.
     #[arg(conflicts_with = "input")]
     prompts: Vec<String>,
@@ -51,13 +51,10 @@ pub(crate) struct Arguments {
     /// Continue the text as it is, without the chat template.
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// A directory with `tokenizer.json`, where the model's own has none.
-    #[arg(long)]
-    tokenizer: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let model = LoadedModel::writer(&arguments.model, arguments.tokenizer.as_deref())?;
+    let model = arguments.model.writer()?;
     let sampling = arguments.sampling.sampling(&model)?;
     if arguments.system.is_some() && model.tokenizer.template().is_none() {
         return Err(Usage("--system: the model has no chat template".into()).into());

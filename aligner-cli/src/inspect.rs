@@ -1,6 +1,7 @@
 //! `aligner inspect`: one group of a run's data as the model will see it.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use aligner_core::{Batch, Group, Sample};
 use aligner_data::Tokenizer;
@@ -19,6 +20,9 @@ pub(crate) struct Arguments {
     /// Which row of the training data, from 0.
     #[arg(long, default_value_t = 0)]
     row: usize,
+    /// Show a low-rank adapter of the run's model instead.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// List every token with its row, position, id and segment.
     #[arg(long)]
     tokens: bool,
@@ -27,6 +31,10 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
     let run = arguments.file.load(registry)?;
     let model = LoadedModel::of_run(&run)?;
+    if let Some(path) = &arguments.adapter {
+        result(&wire::describe_adapter(path, &model)?);
+        return Ok(());
+    }
     let data = wire::Data::open(&run, &model)?;
     let rows = data.train_rows();
     ensure!(arguments.row < rows, Usage(format!("--row: the training data has {rows} rows, from 0")));

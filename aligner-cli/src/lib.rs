@@ -19,6 +19,7 @@ mod fetch;
 mod generate;
 mod inspect;
 mod interrupt;
+mod merge;
 mod plan;
 mod progress;
 mod registry;
@@ -30,7 +31,9 @@ mod wire;
 
 use std::process::ExitCode;
 
-pub use config::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection};
+pub use config::{
+    CriticConfig, DataConfig, LoraSection, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection,
+};
 pub use registry::Registry;
 pub use report::Report;
 pub use rundir::{Answer, Drawn, Record};

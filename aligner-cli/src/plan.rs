@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use aligner_algos::{Learner, Reference};
 use aligner_core::Needs;
+use aligner_core::model::Adapter;
 use aligner_data::Loader;
 
 use crate::arguments::RunFile;
 use crate::progress::{clock, result};
 use crate::train::{engine_config, total_steps};
-use crate::wire::{self, Data, LoadedModel};
+use crate::wire::{self, Addition, Data, LoadedModel};
 use crate::{Registry, Run};
 use memory::Memory;
 use shape::Shape;
@@ -35,7 +36,12 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let shape = Shape::of(&data, &run.config)?;
     let mut out = shape.describe(&run, &data, steps);
     out.push_str(&memory::parameters(&model.checkpoint));
-    out.push_str(&Memory::estimate(model.checkpoint.config(), &run, &shape).describe());
+    let adapter = wire::planned_adapter(&run, &model.checkpoint)?;
+    if let Some(adapter) = &adapter {
+        out.push_str(&memory::adapter(adapter, model.checkpoint.config()));
+    }
+    let trained = adapter.as_ref().map(Adapter::num_params);
+    out.push_str(&Memory::estimate(model.checkpoint.config(), trained, &run, &shape).describe());
     if !run.algorithm.needs().contains(Needs::SCORES) {
         let prompts = data.prompts(run.config.run.sample_prompts)?;
         let engine = engine_config(&prompts, run.config.run.sample_tokens);
@@ -53,10 +59,13 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
 /// Times the second of two steps: the first also warms caches and makes the optimizer's moments.
 fn time(run: &Run, model: &LoadedModel, data: &Data, steps: u64) -> anyhow::Result<String> {
     let device = wire::device(&run.config.model.device)?;
-    let policy = wire::trained_policy(run, &model.checkpoint, &device)?;
+    let policy = wire::trained_policy(run, &model.checkpoint, Addition::OfRun, &device)?;
     let wants_reference = run.algorithm.needs().contains(Needs::REF_LOGPS);
     let budget = run.config.learner.micro_batch_tokens;
-    let mut reference = wants_reference.then(|| Reference::live(Box::new(policy.clone()), budget));
+    let base =
+        || if policy.config().adapter.is_some() { policy.without_adapter() } else { Ok(policy.clone()) };
+    let frozen = wants_reference.then(base).transpose()?;
+    let mut reference = frozen.map(|frozen| Reference::live(Box::new(frozen), budget));
     let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), steps, wire::alone())?;
     let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
     let (mut of_reference, mut of_step) = (Duration::ZERO, Duration::ZERO);

@@ -1,5 +1,6 @@
 //! From a run file to the objects that it names: model, tokenizer, data, engine.
 
+mod adapter;
 mod data;
 mod engine;
 mod online;
@@ -8,16 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aligner_algos::Reference;
-use aligner_core::model::{CausalLm, ModelConfig};
-use aligner_core::weights::{Checkpoint, SaveDtype, save_model};
-use aligner_core::{Communicator, Device, Error, Group, Needs, ParamSet};
+use aligner_core::model::CausalLm;
+use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
+use aligner_core::{Communicator, Device, Error, Group};
 use aligner_data::{Tokenizer, now_secs};
 #[cfg(feature = "cuda")]
 use anyhow::Context;
 use anyhow::{bail, ensure};
 
+pub(crate) use adapter::{
+    Addition, ModelFlags, Subject, describe_adapter, measured_policy, planned_adapter, policy, save_files,
+    tell_adapter, trained_policy,
+};
 pub(crate) use data::Data;
-pub(crate) use engine::{EngineFlags, engine};
+pub(crate) use engine::{EngineFlags, PROBE, engine};
 pub(crate) use online::{online, prompt_of};
 
 use crate::progress::Count;
@@ -28,18 +33,28 @@ use crate::{Run, RunConfig};
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) tokenizer: Tokenizer,
+    /// An adapter that is put on it.
+    pub(crate) adapter: Option<AdapterCheckpoint>,
 }
 
 impl LoadedModel {
-    /// Opens the model at `path`, with the tokenizer of another directory where it has none.
-    pub(crate) fn open(path: &Path, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
-        if let Some(message) = crate::config::not_a_model(path) {
-            return Err(crate::Usage(message).into());
+    /// Opens the model at `path`, with the tokenizer of another directory where it has none, and with an
+    /// adapter. The directory of an adapter stands for its base and itself.
+    pub(crate) fn open(
+        path: &Path,
+        tokenizer: Option<&Path>,
+        adapter: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let (base, adapter) = adapter::resolve(path, adapter)?;
+        let checkpoint = Checkpoint::open(&base)?;
+        if let Some(adapter) = &adapter {
+            adapter.adapter(checkpoint.config())?;
         }
-        let checkpoint = Checkpoint::open(path)?;
+        // A run's adapter comes with the tokenizer that it was trained with.
+        let own = if path.join("tokenizer.json").is_file() { path } else { base.as_path() };
         let tokenizer = match tokenizer {
             Some(dir) => Tokenizer::from_dir(dir)?,
-            None => Tokenizer::from_checkpoint_path(path)?,
+            None => Tokenizer::from_checkpoint_path(own)?,
         };
         let (known, rows) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
         ensure!(
@@ -52,16 +67,21 @@ impl LoadedModel {
                 )
             )
         );
-        Ok(Self { checkpoint, tokenizer })
+        Ok(Self { checkpoint, tokenizer, adapter })
     }
 
     /// Opens a model that writes text.
     ///
     /// # Errors
     /// As [`Self::open`]; a model that scores.
-    pub(crate) fn writer(path: &Path, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
-        let model = Self::open(path, tokenizer)?;
-        let scores = model.checkpoint.config().num_labels.is_some();
+    pub(crate) fn writer(
+        path: &Path,
+        tokenizer: Option<&Path>,
+        adapter: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let model = Self::open(path, tokenizer, adapter)?;
+        let of_adapter = model.adapter.as_ref().and_then(AdapterCheckpoint::score);
+        let scores = model.checkpoint.config().num_labels.is_some() || of_adapter.is_some();
         let what = || crate::Usage(format!("{}: the model scores answers and writes none", path.display()));
         ensure!(!scores, what());
         Ok(model)
@@ -71,19 +91,15 @@ impl LoadedModel {
     /// may write the date.
     pub(crate) fn of_run_begun(run: &Run, begun_secs: i64) -> anyhow::Result<Self> {
         let model = &run.config.model;
-        let Self { checkpoint, tokenizer } = Self::open(&model.path, model.tokenizer.as_deref())?;
-        Ok(Self { checkpoint, tokenizer: tokenizer.at(begun_secs)? })
+        let opened = Self::open(&model.path, model.tokenizer.as_deref(), None)?;
+        planned_adapter(run, &opened.checkpoint)?;
+        Ok(Self { tokenizer: opened.tokenizer.at(begun_secs)?, ..opened })
     }
 
     /// The model of a run file, as the run in its directory sees it, or one that begins now.
     pub(crate) fn of_run(run: &Run) -> anyhow::Result<Self> {
         let begun = Manifest::read(&run.config.run.dir)?.map(|manifest| manifest.begun_secs);
         Self::of_run_begun(run, begun.unwrap_or_else(now_secs))
-    }
-
-    /// The model with its weights.
-    pub(crate) fn policy(&self, device: &Device) -> anyhow::Result<CausalLm> {
-        Ok(CausalLm::load(&self.checkpoint, device)?)
     }
 
     /// Every token that ends an answer.
@@ -107,6 +123,9 @@ pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerpri
     config.reference.path.iter().try_for_each(|path| prints.add_model(path))?;
     let critic = config.critic.as_ref().and_then(|critic| critic.path.as_ref());
     critic.into_iter().try_for_each(|path| prints.add_model(path))?;
+    if let Some(path) = config.model.lora.as_ref().and_then(|lora| lora.path.as_ref()) {
+        prints.add_adapter(path)?;
+    }
     Ok(prints)
 }
 
@@ -136,45 +155,6 @@ fn cuda(name: &str, index: &str) -> anyhow::Result<Device> {
 #[cfg(not(feature = "cuda"))]
 fn cuda(name: &str, _: &str) -> anyhow::Result<Device> {
     bail!("device `{name}`: this program was built without CUDA; build it with `--features cuda`")
-}
-
-/// The policy that a run trains: `model` with the head that the algorithm reads.
-pub(crate) fn trained_policy(
-    run: &Run,
-    checkpoint: &Checkpoint,
-    device: &Device,
-) -> anyhow::Result<CausalLm> {
-    let mut policy = CausalLm::load(checkpoint, device)?;
-    let scores = run.algorithm.needs().contains(Needs::SCORES);
-    match (scores, policy.config().num_labels) {
-        (true, None) => policy = policy.with_score_head(1, run.config.run.seed)?,
-        (false, Some(_)) => {
-            let message = format!(
-                "{}: the model scores, but `{}` trains a language model",
-                checkpoint.path().display(),
-                run.name
-            );
-            return Err(run.blame(Error::setting("model.path", message)));
-        }
-        _ => {}
-    }
-    policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
-    if let Some(rollout) = &run.config.rollout {
-        policy.set_temperature(rollout.temperature)?;
-    }
-    Ok(policy)
-}
-
-/// Writes a model's files to a directory that exists: weights, configuration and tokenizer.
-pub(crate) fn save_files(
-    dir: &Path,
-    config: &ModelConfig,
-    params: &ParamSet,
-    tokenizer: &Tokenizer,
-    dtype: SaveDtype,
-) -> aligner_core::Result<()> {
-    save_model(dir, config, params, dtype)?;
-    tokenizer.save(dir)
 }
 
 /// A reference other than the start model: it must know the tokens of `base`, at its positions.

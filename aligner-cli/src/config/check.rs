@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use aligner_core::Error;
+use aligner_core::weights::AdapterCheckpoint;
 use aligner_data::DatasetConfig;
 
 use super::{Node, Problems, Reading, RunConfig, blame};
@@ -93,6 +94,12 @@ fn model(config: &RunConfig, found: &mut Found) {
         );
         add(found, "model.path", message);
     }
+    if let Some(lora) = &config.model.lora {
+        lora.problems()
+            .into_iter()
+            .for_each(|(key, message)| add(found, &format!("model.lora.{key}"), message));
+        add_errors(found, "model.lora", lora.config().errors());
+    }
     if let Some(message) = config.reference.path.as_deref().and_then(not_a_model) {
         add(found, "reference.path", message);
     }
@@ -107,6 +114,11 @@ pub(crate) fn not_a_model(path: &Path) -> Option<String> {
     if path.is_file() {
         let gguf = path.extension().is_some_and(|extension| extension == "gguf");
         return (!gguf).then(|| format!("{shown}: expected a model's directory or a .gguf file"));
+    }
+    if AdapterCheckpoint::is_adapter(path) && !path.join("config.json").is_file() {
+        return Some(format!(
+            "{shown}: an adapter, where a model is expected; `aligner merge` makes one of it"
+        ));
     }
     if !path.join("config.json").is_file() {
         return Some(format!("{shown}: no config.json in this directory"));

@@ -7,6 +7,7 @@ use aligner_core::weights::SaveDtype;
 use aligner_data::DatasetConfig;
 use serde::{Deserialize, Serialize};
 
+use super::lora::LoraSection;
 use super::read::ReadElsewhere;
 
 /// A whole run file.
@@ -53,9 +54,16 @@ impl RunConfig {
             ("data.eval.path", self.data.eval.as_ref().map(|rows| &rows.path)),
             ("reference.path", self.reference.path.as_ref()),
             ("critic.path", self.critic.as_ref().and_then(|critic| critic.path.as_ref())),
+            ("model.lora.path", self.model.lora.as_ref().and_then(|lora| lora.path.as_ref())),
         ];
         let given = optional.into_iter().filter_map(|(key, path)| Some((key, path?)));
         always.into_iter().chain(given).map(|(key, path)| (key, path.as_path()))
+    }
+
+    /// Whether the policy is its reference at the start: the model itself, or the model without its adapter,
+    /// where that is fresh.
+    pub(crate) fn starts_at_reference(&self) -> bool {
+        self.reference.path.is_none() && self.model.lora.as_ref().is_none_or(|lora| lora.path.is_none())
     }
 }
 
@@ -71,6 +79,9 @@ pub struct ModelConfig {
     /// What computes: `cpu`, or `cuda` and `cuda:N` in a build with that feature.
     #[serde(default = "cpu")]
     pub device: String,
+    /// A low-rank adapter, which is trained in place of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSection>,
 }
 
 fn cpu() -> String {

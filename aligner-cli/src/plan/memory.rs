@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use aligner_core::Needs;
-use aligner_core::model::ModelConfig;
+use aligner_core::model::{Adapter, ModelConfig};
 use aligner_core::weights::Checkpoint;
 use aligner_infer::EngineConfig;
 
@@ -18,14 +18,20 @@ const F32_BYTES: f64 = 4.0;
 pub(super) struct Memory(Vec<(&'static str, f64)>);
 
 impl Memory {
-    /// What a step of this shape holds at its peak.
-    pub(super) fn estimate(config: &ModelConfig, run: &Run, shape: &Shape) -> Self {
-        let weights = config.num_params() as f64 * F32_BYTES;
+    /// What a step of this shape holds at its peak, where an adapter of so many parameters is trained or, for
+    /// none, the model.
+    pub(super) fn estimate(config: &ModelConfig, adapter: Option<usize>, run: &Run, shape: &Shape) -> Self {
+        let base = config.num_params() as f64 * F32_BYTES;
+        let trained = adapter.map_or(base, |count| count as f64 * F32_BYTES);
         // A further micro-batch's gradients are there beside the sum of those before.
         let sets = if shape.micro_batches > 1.0 { 2.0 } else { 1.0 };
-        let mut kinds = vec![("weights", weights), ("gradients", sets * weights), ("moments", 2.0 * weights)];
-        if run.algorithm.needs().contains(Needs::REF_LOGPS) {
-            kinds.push(("reference", weights));
+        let mut kinds = vec![("weights", base)];
+        kinds.extend(adapter.is_some().then_some(("adapter", trained)));
+        kinds.extend([("gradients", sets * trained), ("moments", 2.0 * trained)]);
+        // Without its adapter, the model is its own reference.
+        let shared = adapter.is_some() && run.config.reference.path.is_none();
+        if run.algorithm.needs().contains(Needs::REF_LOGPS) && !shared {
+            kinds.push(("reference", base));
         }
         let checkpointing = run.config.learner.gradient_checkpointing;
         kinds.push(("activations", activations(config, shape.largest_micro_batch, checkpointing)));
@@ -80,6 +86,13 @@ pub(super) fn parameters(checkpoint: &Checkpoint) -> String {
         kinds.iter().map(|(kind, elements)| format!("{kind} {}", count(*elements))).collect();
     let _ = writeln!(out, "{}", parts.join(", "));
     out
+}
+
+/// The parameters of an adapter.
+pub(super) fn adapter(adapter: &Adapter, config: &ModelConfig) -> String {
+    let (own, base) = (adapter.num_params(), config.num_params());
+    let share = 100.0 * own as f64 / (own + base).max(1) as f64;
+    format!("adapter     {} ({share:.2} %): {}\n", count(own), adapter.describe())
 }
 
 fn kind(name: &str) -> &'static str {

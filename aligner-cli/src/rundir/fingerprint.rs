@@ -44,6 +44,11 @@ impl Fingerprints {
         weights(path)?.iter().try_for_each(|file| self.add_blocks(file, SAMPLED_BLOCKS))
     }
 
+    /// Adds what an adapter's directory holds of settings and weights.
+    pub(crate) fn add_adapter(&mut self, path: &Path) -> Result<()> {
+        self.add_present(path, &["adapter_config.json", "adapter_model.safetensors"])
+    }
+
     /// Adds what a directory holds of a tokenizer: all files that one is read from.
     pub(crate) fn add_tokenizer(&mut self, path: &Path) -> Result<()> {
         if !path.is_dir() {

@@ -1,7 +1,7 @@
 //! The command around the server: its arguments, its model, its signals.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use aligner_core::Engine;
@@ -12,13 +12,13 @@ use super::{EngineHandle, Settings, app, listen};
 use crate::Usage;
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::wire::{EngineFlags, LoadedModel};
+use crate::wire::{EngineFlags, LoadedModel, ModelFlags};
 
 /// Serve a model over HTTP with the routes that clients of chat completions know; see docs/serve.md.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A model's directory, a `.gguf` file, or a run's `model` directory.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelFlags,
     /// The address to listen on; other machines reach the server on 0.0.0.0.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -48,9 +48,6 @@ pub(crate) struct Arguments {
     served_model_name: Option<String>,
     #[command(flatten)]
     engine: EngineFlags,
-    /// A directory with `tokenizer.json`, where the model's own has none.
-    #[arg(long)]
-    tokenizer: Option<PathBuf>,
 }
 
 /// Requests end by their own time limit before their connection is taken for dead.
@@ -68,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
     // A port that is taken is found out before the model is loaded.
     let listener = runtime.block_on(bind(&arguments.host, arguments.port))?;
-    let model = LoadedModel::writer(&arguments.model, arguments.tokenizer.as_deref())?;
+    let model = arguments.model.writer()?;
     let settings = settings(arguments, &model);
     let tokenizer = model.tokenizer.clone();
     let flags = arguments.engine.clone();
@@ -113,7 +110,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
 fn settings(arguments: &Arguments, model: &LoadedModel) -> Settings {
     let config = model.checkpoint.config();
     Settings {
-        model_name: arguments.served_model_name.clone().unwrap_or_else(|| name_of(&arguments.model)),
+        model_name: arguments.served_model_name.clone().unwrap_or_else(|| name_of(&arguments.model.model)),
         context_tokens: config.max_positions,
         vocab_size: config.vocab_size,
         stop_tokens: model.stop_tokens(),

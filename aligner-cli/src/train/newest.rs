@@ -1,6 +1,6 @@
 //! What to do where the newest checkpoint is damaged.
 
-use aligner_core::weights::{Checkpoint, read_metadata};
+use aligner_core::weights::{AdapterCheckpoint, Checkpoint, read_metadata};
 use aligner_data::LoaderState;
 
 use crate::Usage;
@@ -30,6 +30,6 @@ pub(super) fn blamed(dir: &RunDir, error: impl Into<anyhow::Error>) -> anyhow::E
 fn is_whole(checkpoints: &Checkpoints, step: u64) -> bool {
     let path = checkpoints.path(step);
     checkpoints.state::<LoaderState>(step).is_ok()
-        && Checkpoint::open(&path).is_ok()
+        && (Checkpoint::open(&path).is_ok() || AdapterCheckpoint::open(&path).is_ok())
         && read_metadata(&Checkpoints::learner(&path).join("optimizer.safetensors")).is_ok()
 }

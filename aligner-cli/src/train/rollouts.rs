@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use aligner_algos::{Online, OnlineState};
 use aligner_core::model::ModelConfig;
-use aligner_core::weights::{SaveDtype, atomic_write};
+use aligner_core::weights::{SaveDtype, atomic_write, save_model};
 use aligner_core::{Error, Group, Metrics, Prompt, Result};
 
 use super::session::Session;
@@ -77,7 +77,7 @@ impl Session {
         let dir = dir.join(CRITIC);
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
         let params = critic.learner().policy().params();
-        wire::save_files(&dir, config, params, &self.model.tokenizer, SaveDtype::F32)?;
+        save_model(&dir, config, params, SaveDtype::F32)?;
         critic.learner().save_state(&dir)
     }
 }

@@ -1,12 +1,11 @@
 //! Everything that a run holds while it trains, built from its file or from its newest checkpoint.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use aligner_algos::{Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
-use aligner_core::weights::{Checkpoint, SaveDtype, atomic_write};
+use aligner_core::weights::{SaveDtype, atomic_write};
 use aligner_core::{Device, Error, Group, Needs, Prompt};
 use aligner_data::{Loader, LoaderState, now_secs};
 
@@ -74,11 +73,12 @@ impl Session {
 
         let device = wire::device(&run.config.model.device)?;
         let loading = Count::start("reading the weights", 0);
-        let policy =
-            policy(&run, &model, from.as_ref(), &device).map_err(|error| newest::blamed(&dir, error))?;
+        let policy = wire::policy(&run, &model, from.as_deref(), &device)
+            .map_err(|error| newest::blamed(&dir, error))?;
         let model_config = policy.config().clone();
         let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;
         drop(loading);
+        wire::tell_adapter(&policy);
         dir.begin(&identity)?;
         let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
         let trainer = from.as_deref().map(rundir::Checkpoints::learner);
@@ -181,7 +181,7 @@ impl Session {
         if let Some(reference) = &mut self.reference {
             wire::fill(reference, &mut groups)?;
         }
-        let from_reference = config.reference.path.is_none();
+        let from_reference = config.starts_at_reference();
         let input = PreflightInput {
             groups: &groups,
             expected_loss: self.run.loss_at_reference.filter(|_| from_reference),
@@ -268,13 +268,8 @@ impl Session {
     }
 
     fn save_model(&self, dir: &std::path::Path, dtype: SaveDtype) -> aligner_core::Result<()> {
-        wire::save_files(
-            dir,
-            &self.model_config,
-            self.learner.policy().params(),
-            &self.model.tokenizer,
-            dtype,
-        )
+        let model = (&self.model_config, self.learner.policy().params());
+        wire::save_files(dir, model, &self.run.config.model.path, &self.model.tokenizer, dtype)
     }
 
     /// What comes after the last step.
@@ -316,19 +311,6 @@ impl Session {
     }
 }
 
-/// The policy at the run's start, or at its newest checkpoint.
-fn policy(
-    run: &Run,
-    model: &LoadedModel,
-    from: Option<&PathBuf>,
-    device: &Device,
-) -> anyhow::Result<CausalLm> {
-    match from {
-        Some(checkpoint) => wire::trained_policy(run, &Checkpoint::open(checkpoint)?, device),
-        None => wire::trained_policy(run, &model.checkpoint, device),
-    }
-}
-
 /// The frozen model, where the algorithm asks for its log-probabilities.
 fn frozen(
     run: &Run,
@@ -342,6 +324,8 @@ fn frozen(
     }
     let mut frozen = match &run.config.reference.path {
         Some(path) => wire::reference_model(path, model, device)?,
+        // The base, whose handles nobody writes to.
+        None if policy.config().adapter.is_some() => policy.without_adapter()?,
         None if resumed => CausalLm::load(&model.checkpoint, device)?,
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),

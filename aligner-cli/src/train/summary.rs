@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use aligner_core::weights::AdapterCheckpoint;
+
 use crate::report::STANDARD_ERROR;
 use crate::rundir::{Answer, Record, RunDir};
 
@@ -69,7 +71,8 @@ pub(super) fn text(outcome: &Outcome, answers: &[Answer], dir: &RunDir) -> Strin
         let _ = writeln!(out, "{}", outcome.table());
     }
     let place = |path: &Path| path.display().to_string();
-    let _ = write!(out, "model   {}\nreport  {}", place(&dir.model()), place(&dir.report()));
+    let kind = if AdapterCheckpoint::is_adapter(&dir.model()) { "adapter" } else { "model" };
+    let _ = write!(out, "{kind:<7} {}\nreport  {}", place(&dir.model()), place(&dir.report()));
     out
 }
 

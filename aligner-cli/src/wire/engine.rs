@@ -84,7 +84,7 @@ impl Precision {
 }
 
 /// A text that the model's own log-probabilities are compared on where its weights are smaller.
-const PROBE: &str = "The harbour was quiet in the morning. Two boats had come in with the tide, and the men \
+pub(crate) const PROBE: &str = "The harbour was quiet in the morning. Two boats had come in with the tide, and the men \
     were mending nets on the wall. \"How many did you count?\" she asked. He counted again: 17 crates, 3 \
     barrels, and one letter for the captain, who would not be back before Thursday.";
 

@@ -76,6 +76,21 @@ impl CausalLm {
         self.rebuilt(Some(Arc::new(adapter)), params)
     }
 
+    /// The same with another dropout in training.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a rate out of range; a model without an adapter.
+    pub fn with_dropout(self, rate: f64) -> Result<Self> {
+        let Some(adapter) = self.config().adapter.as_deref().cloned() else {
+            return Err(Error::Invalid("the model has no adapter, so nothing is dropped".into()));
+        };
+        let config = LoraConfig { dropout: rate, ..adapter.config };
+        if let Some(error) = config.errors().into_iter().next() {
+            return Err(error);
+        }
+        self.rebuilt(Some(Arc::new(Adapter { config, ..adapter })), self.params().clone())
+    }
+
     /// The base alone, on the same parameter handles: it takes no memory of its own.
     ///
     /// # Errors

@@ -1,0 +1,301 @@
+//! Adapters: where they come from, what they belong to, and how they are written.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use aligner_core::model::{Adapter, AdapterModule, CausalLm};
+use aligner_core::weights::{AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model};
+use aligner_core::{Device, Error, Needs, ParamSet, Policy as _};
+use aligner_data::Tokenizer;
+
+use super::LoadedModel;
+use crate::config::not_a_model;
+use crate::progress::say;
+use crate::{Run, Usage};
+
+/// A model to answer with, shared by the commands that do.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ModelFlags {
+    /// A model's directory, a `.gguf` file, or a run's `model` directory.
+    pub(crate) model: PathBuf,
+    /// A low-rank adapter of the model, a directory as PEFT writes it; it runs beside the weights.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
+    /// A directory with `tokenizer.json`, where the model's own has none.
+    #[arg(long)]
+    pub(crate) tokenizer: Option<PathBuf>,
+}
+
+impl ModelFlags {
+    /// Opens a model that writes text.
+    ///
+    /// # Errors
+    /// Files that are no model, no adapter of it, or score answers.
+    pub(crate) fn writer(&self) -> anyhow::Result<LoadedModel> {
+        LoadedModel::writer(&self.model, self.tokenizer.as_deref(), self.adapter.as_deref())
+    }
+}
+
+/// A model's path with the adapter that is to be put on it. An adapter's own directory leads to its base.
+///
+/// # Errors
+/// [`Usage`] for what is no model or no adapter, and for an adapter whose base is not there.
+pub(super) fn resolve(
+    path: &Path,
+    adapter: Option<&Path>,
+) -> anyhow::Result<(PathBuf, Option<AdapterCheckpoint>)> {
+    let (base, adapter) = match adapter {
+        Some(adapter) => (path.to_path_buf(), Some(opened(adapter)?)),
+        None if AdapterCheckpoint::is_adapter(path) && not_a_model(path).is_some() => {
+            let adapter = AdapterCheckpoint::open(path)?;
+            (base_of(&adapter)?, Some(adapter))
+        }
+        None => (path.to_path_buf(), None),
+    };
+    match not_a_model(&base) {
+        Some(message) => Err(Usage(message).into()),
+        None => Ok((base, adapter)),
+    }
+}
+
+/// Where the base of an adapter lies: as its settings say, seen from here or from its own place.
+fn base_of(adapter: &AdapterCheckpoint) -> anyhow::Result<PathBuf> {
+    let shown = adapter.path().display();
+    let advice = "give the base as the model, and this as --adapter";
+    let Some(name) = adapter.base() else {
+        return Err(Usage(format!("{shown}: an adapter that does not say what its base is; {advice}")).into());
+    };
+    let own = adapter.path();
+    let places =
+        [Some(PathBuf::from(name)), Some(own.join(name)), own.parent().map(|parent| parent.join(name))];
+    let found = places.into_iter().flatten().find(|place| not_a_model(place).is_none());
+    found.ok_or_else(|| {
+        Usage(format!(
+            "{shown}: an adapter of `{name}`, which is no model's directory or file here; {advice}"
+        ))
+        .into()
+    })
+}
+
+/// What a policy adds to a checkpoint's weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Addition<'a> {
+    /// What the run file says: nothing, a fresh adapter, or one to start from.
+    OfRun,
+    /// This adapter.
+    File(&'a AdapterCheckpoint),
+    /// Nothing, whatever the run file says.
+    None,
+}
+
+/// The policy that a run trains: `checkpoint` with the head that the algorithm reads, and an adapter.
+pub(crate) fn trained_policy(
+    run: &Run,
+    checkpoint: &Checkpoint,
+    addition: Addition<'_>,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    let (section, seed) = (run.config.model.lora.as_ref(), run.config.run.seed);
+    let opened = match (addition, section.and_then(|section| section.path.as_ref())) {
+        (Addition::OfRun, Some(path)) => Some(AdapterCheckpoint::open(path)?),
+        _ => None,
+    };
+    let file = match addition {
+        Addition::File(file) => Some(file),
+        _ => opened.as_ref(),
+    };
+    let mut policy = CausalLm::load(checkpoint, device)?;
+    let scores = run.algorithm.needs().contains(Needs::SCORES);
+    match (scores, policy.config().num_labels) {
+        (true, None) => policy = policy.with_score_head(file.map_or(1, labels), seed)?,
+        (false, Some(_)) => {
+            let message = format!(
+                "{}: the model scores, but `{}` trains a language model",
+                checkpoint.path().display(),
+                run.name
+            );
+            return Err(run.blame(Error::setting("model.path", message)));
+        }
+        _ => {}
+    }
+    policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
+    policy = match (file, addition, section) {
+        (Some(file), ..) => policy.with_adapter_from(file)?,
+        (None, Addition::OfRun, Some(section)) => {
+            policy.with_adapter(section.config(), seed).map_err(|error| blamed(run, error))?
+        }
+        _ => policy,
+    };
+    if let Some(rate) =
+        section.and_then(|section| section.dropout).filter(|_| policy.config().adapter.is_some())
+    {
+        policy = policy.with_dropout(rate)?;
+    }
+    policy.set_dropout_seed(seed);
+    if let Some(rollout) = &run.config.rollout {
+        policy.set_temperature(rollout.temperature)?;
+    }
+    Ok(policy)
+}
+
+/// Outputs of an adapter's score head, or one.
+fn labels(file: &AdapterCheckpoint) -> usize {
+    file.score().and_then(|shape| shape.first().copied()).unwrap_or(1)
+}
+
+/// The policy at the run's start, or at the checkpoint `from`.
+pub(crate) fn policy(
+    run: &Run,
+    model: &LoadedModel,
+    from: Option<&Path>,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    match from {
+        // The base is where it was: its files are known not to have changed.
+        Some(path) if run.config.model.lora.is_some() => {
+            trained_policy(run, &model.checkpoint, Addition::File(&AdapterCheckpoint::open(path)?), device)
+        }
+        Some(path) => trained_policy(run, &Checkpoint::open(path)?, Addition::None, device),
+        None => trained_policy(run, &model.checkpoint, Addition::OfRun, device),
+    }
+}
+
+/// What an evaluation measures.
+#[derive(Debug)]
+pub(crate) enum Subject {
+    /// What the run starts from.
+    Start,
+    /// A model, or an adapter of the run's model.
+    Model(PathBuf),
+    /// An adapter on a model; on the run's where there is none.
+    Adapter { model: Option<PathBuf>, adapter: PathBuf },
+}
+
+impl Subject {
+    /// As a message names it.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Start => "the model that the run starts from".into(),
+            Self::Model(path) | Self::Adapter { adapter: path, .. } => path.display().to_string(),
+        }
+    }
+}
+
+/// The policy to measure.
+///
+/// # Errors
+/// Files that are no model, or no adapter of it.
+pub(crate) fn measured_policy(
+    run: &Run,
+    model: &LoadedModel,
+    subject: &Subject,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    let on = |base: Option<&PathBuf>, adapter: &Path| {
+        let file = opened(adapter)?;
+        match base {
+            Some(base) => trained_policy(run, &Checkpoint::open(base)?, Addition::File(&file), device),
+            None => trained_policy(run, &model.checkpoint, Addition::File(&file), device),
+        }
+    };
+    match subject {
+        Subject::Start => trained_policy(run, &model.checkpoint, Addition::OfRun, device),
+        Subject::Adapter { model, adapter } => on(model.as_ref(), adapter),
+        Subject::Model(path) if AdapterCheckpoint::is_adapter(path) && not_a_model(path).is_some() => {
+            on(None, path)
+        }
+        Subject::Model(path) => trained_policy(run, &Checkpoint::open(path)?, Addition::None, device),
+    }
+}
+
+/// The adapter that a flag names.
+fn opened(path: &Path) -> anyhow::Result<AdapterCheckpoint> {
+    if !AdapterCheckpoint::is_adapter(path) {
+        return Err(Usage(format!("--adapter: {}: no adapter_config.json there", path.display())).into());
+    }
+    Ok(AdapterCheckpoint::open(path)?)
+}
+
+/// Says what is trained, where that is an adapter.
+pub(crate) fn tell_adapter(policy: &CausalLm) {
+    let Some(adapter) = &policy.config().adapter else { return };
+    let (trained, all) = (policy.params().elements(true), policy.params().elements(false));
+    let share = 100.0 * trained as f64 / all.max(1) as f64;
+    say(&format!(
+        "adapter: {}; {trained} of {all} parameters are trained ({share:.2} %)",
+        adapter.describe()
+    ));
+}
+
+/// The adapter that a run file describes, on its model, before any weight is read.
+///
+/// # Errors
+/// What makes it none of this model.
+pub(crate) fn planned_adapter(run: &Run, checkpoint: &Checkpoint) -> anyhow::Result<Option<Adapter>> {
+    let Some(section) = &run.config.model.lora else { return Ok(None) };
+    let adapter = match &section.path {
+        Some(path) => AdapterCheckpoint::open(path)?.adapter(checkpoint.config())?,
+        None => Adapter::new(section.config(), checkpoint.config()).map_err(|error| blamed(run, error))?,
+    };
+    Ok(Some(adapter))
+}
+
+/// The linears of an adapter with the rank and the scale of each addition, for a reader.
+///
+/// # Errors
+/// What is no adapter, or none of this model.
+pub(crate) fn describe_adapter(path: &Path, model: &LoadedModel) -> anyhow::Result<String> {
+    let file = opened(path)?;
+    let adapter = file.adapter(model.checkpoint.config())?;
+    let mut out = format!(
+        "{}: {}\nbase        {}\nparameters  {}\ndropout     {}\n\n rank     scale  linear, out x in\n",
+        path.display(),
+        adapter.describe(),
+        file.base().unwrap_or("not said"),
+        adapter.num_params(),
+        adapter.config.dropout
+    );
+    for AdapterModule { name, rank, scale, shape: [outputs, inputs] } in &adapter.modules {
+        let _ = writeln!(out, "{rank:>5} {scale:>9.4}  {name}, {outputs} x {inputs}");
+    }
+    if let Some(shape) = file.score() {
+        let _ = writeln!(out, "\nwith a score head of shape {shape:?}");
+    }
+    Ok(out)
+}
+
+/// An adapter's own finding with its place in the run file.
+fn blamed(run: &Run, error: Error) -> anyhow::Error {
+    match error {
+        Error::Setting { key, message } => run.blame(Error::setting(format!("model.lora.{key}"), message)),
+        error => error.into(),
+    }
+}
+
+impl LoadedModel {
+    /// The model with its weights, and with its adapter where it has one.
+    pub(crate) fn policy(&self, device: &Device) -> anyhow::Result<CausalLm> {
+        let policy = CausalLm::load(&self.checkpoint, device)?;
+        let Some(file) = &self.adapter else { return Ok(policy) };
+        let gets_head = file.score().is_some() && policy.config().num_labels.is_none();
+        let policy = if gets_head { policy.with_score_head(labels(file), 0)? } else { policy };
+        Ok(policy.with_adapter_from(file)?)
+    }
+}
+
+/// Writes a model's files to a directory that exists: weights, configuration and tokenizer; of a model with
+/// an adapter, the adapter and the name of its base.
+pub(crate) fn save_files(
+    dir: &Path,
+    model: (&aligner_core::model::ModelConfig, &ParamSet),
+    base: &Path,
+    tokenizer: &Tokenizer,
+    dtype: SaveDtype,
+) -> aligner_core::Result<()> {
+    let (config, params) = model;
+    match &config.adapter {
+        Some(_) => save_adapter(dir, config, params, &base.display().to_string(), dtype)?,
+        None => save_model(dir, config, params, dtype)?,
+    }
+    tokenizer.save(dir)
+}
