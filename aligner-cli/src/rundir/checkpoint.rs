@@ -119,7 +119,7 @@ impl Checkpoints {
 /// What `fill` or the file system says; nothing is left under `path`, nor changed there.
 pub(crate) fn write_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = partial_name(path);
-    let parent = path.parent().unwrap_or(Path::new("."));
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(Error::io(parent))?;
     if partial.exists() {
         fs::remove_dir_all(&partial).map_err(Error::io(&partial))?;
