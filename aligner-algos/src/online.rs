@@ -6,9 +6,12 @@ mod critic;
 mod generate;
 mod learn;
 mod measures;
+mod score_log;
+mod scoring;
 mod state;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +22,7 @@ use crate::reference::Reference;
 use crate::rewards::RewardParts;
 use collect::{Collector, Rollout};
 use learn::{Learned, Teacher};
+use scoring::Scorer;
 
 pub use collect::Prompts;
 pub use config::{AdaptiveKlConfig, OldLogps, RolloutConfig};
@@ -47,6 +51,8 @@ pub struct OnlineParts {
     pub engine: Box<dyn Engine + Send>,
     /// Scores them.
     pub rewards: RewardParts,
+    /// Where scores are kept as soon as they are known, so that a run that is killed and goes on asks no reward twice.
+    pub score_log: Option<PathBuf>,
     /// Gives responses their text.
     pub text: Arc<dyn Detokenize>,
     /// Tokens that end a response.
@@ -77,10 +83,11 @@ impl Online {
         if let Some(error) = config.errors().into_iter().next() {
             return Err(error);
         }
-        let OnlineParts { engine, rewards, text, stop_tokens, reference, critic, watch } = parts;
+        let OnlineParts { engine, rewards, score_log, text, stop_tokens, reference, critic, watch } = parts;
         let kl = config.kl_controller()?;
         let sampling = config.sampling(seed, stop_tokens);
         let teacher = Teacher { config: config.clone(), reference, critic, kl, seed, step: 0 };
+        let rewards = Scorer::new(rewards, score_log.as_deref())?;
         let collector = Collector { config, sampling, engine, rewards, text, carried: Vec::new(), watch };
         Ok(Self { collector, teacher, born: 0, waiting: VecDeque::new() })
     }

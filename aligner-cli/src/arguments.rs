@@ -5,9 +5,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{Registry, chat, completions, eval, fetch, generate, inspect, merge, plan, serve, train};
+use crate::{
+    Registry, chat, check_algorithm, completions, eval, fetch, generate, inspect, merge, plan, serve, train,
+};
 
-/// Aligns language models: supervised fine-tuning, reward models, preference optimisation.
+/// Aligns language models: supervised fine-tuning, reward models, preference optimisation, reinforcement learning.
 #[derive(Debug, Parser)]
 #[command(name = "aligner", version, propagate_version = false, max_term_width = 100)]
 pub(crate) struct Arguments {
@@ -29,6 +31,7 @@ pub(crate) enum Command {
     Serve(serve::Arguments),
     Inspect(inspect::Arguments),
     Plan(plan::Arguments),
+    CheckAlgorithm(check_algorithm::Arguments),
     Merge(merge::Arguments),
     Fetch(fetch::Arguments),
     Completions(completions::Arguments),
@@ -44,6 +47,7 @@ impl Command {
             Self::Serve(arguments) => serve::run(&arguments).map(done),
             Self::Inspect(arguments) => inspect::run(&arguments, registry).map(done),
             Self::Plan(arguments) => plan::run(&arguments, registry).map(done),
+            Self::CheckAlgorithm(arguments) => check_algorithm::run(&arguments, registry).map(done),
             Self::Merge(arguments) => merge::run(&arguments).map(done),
             Self::Fetch(arguments) => fetch::run(&arguments).map(done),
             Self::Completions(arguments) => {

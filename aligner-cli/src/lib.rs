@@ -11,6 +11,7 @@
 
 mod arguments;
 mod chat;
+mod check_algorithm;
 mod completions;
 mod config;
 mod eval;

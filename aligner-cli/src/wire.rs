@@ -116,7 +116,9 @@ impl LoadedModel {
 pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerprints> {
     let mut prints = Fingerprints::default();
     for rows in [Some(&config.data.train), config.data.eval.as_ref()].into_iter().flatten() {
-        prints.add(&rows.path)?;
+        if rows.task.is_none() {
+            prints.add(&rows.path)?;
+        }
     }
     prints.add_model(&config.model.path)?;
     prints.add_tokenizer(config.model.tokenizer.as_ref().unwrap_or(&config.model.path))?;

@@ -15,6 +15,7 @@ use self::fate::{Fate, Fates};
 use crate::read::Rows;
 use crate::schema::Record;
 use crate::shuffle::permutation;
+use crate::tasks::{Split, TaskConfig, TaskRow, TaskStream};
 use crate::{Format, Kind, Tokenizer};
 
 /// The rows of a data file, or a part of them, each as a [`Group`]. Parts share the open file.
@@ -49,7 +50,10 @@ impl Dataset {
     /// UTF-8, not JSON, not of the schema, or a pair of equals, with its line.
     pub fn open(config: &DatasetConfig, tokenizer: &Tokenizer) -> Result<Self> {
         config.check()?;
-        let rows = Rows::open(&config.path)?;
+        let rows = match &config.task {
+            Some(task) => made(task, config)?,
+            None => Rows::open(&config.path)?,
+        };
         let format = match config.format {
             Format::Auto => Format::detect(&rows.get(0)?)
                 .map_err(|message| Error::row(rows.path(), rows.number(0), message))?,
@@ -58,8 +62,10 @@ impl Dataset {
         let kind =
             format.kind().ok_or_else(|| Error::setting("format", "could not be told from the first row"))?;
         let name =
-            config.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let len = config.limit.unwrap_or(usize::MAX).min(rows.len());
+            rows.path().file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        // A task's rows are as many as are asked for, and then those held out.
+        let limit = config.limit.filter(|_| config.task.is_none());
+        let len = limit.unwrap_or(usize::MAX).min(rows.len());
         let encoder = Encoder::new(config, tokenizer.clone());
         let fates = Fates::new(rows.len());
         let shared = Shared { config: config.clone(), format, kind, name, rows, encoder, fates };
@@ -184,7 +190,16 @@ impl Dataset {
             let message = format!("{holdout} of {len} rows leave none to train on");
             return Err(Error::setting("holdout", message));
         }
-        let order = permutation(len, self.shared.config.holdout_seed);
+        let config = &self.shared.config;
+        let (holdout, order) = match config.task {
+            Some(_) => {
+                // Those past the limit are of the task's other split.
+                let first = config.limit.unwrap_or(TASK_ROWS);
+                let apart = self.rows.iter().filter(|&&row| row >= first).count();
+                (apart, (0..len).rev().collect())
+            }
+            None => (holdout, permutation(len, config.holdout_seed)),
+        };
         let part = |mut picked: Vec<usize>| {
             picked.sort_unstable();
             Self {
@@ -202,10 +217,31 @@ impl Dataset {
 
     fn refuse_empty(&self, why: &str) -> Result<()> {
         if self.rows.is_empty() {
-            return Err(Error::format(&self.shared.config.path, format!("no row is left: {why}")));
+            return Err(Error::format(self.shared.rows.path(), format!("no row is left: {why}")));
         }
         Ok(())
     }
+}
+
+/// Rows of a task without a `limit`.
+const TASK_ROWS: usize = 10_000;
+/// The share of a task's questions that no training row asks.
+const TASK_HELD_OUT: f64 = 0.2;
+
+/// The questions of a task: those to train on, then those held out, of which none is among the others.
+fn made(task: &TaskConfig, config: &DatasetConfig) -> Result<Rows> {
+    let stream = |split| TaskStream::new(task.clone().build()?, config.task_seed, split, TASK_HELD_OUT);
+    let (train, held_out) = (stream(Split::Train)?, stream(Split::HeldOut)?);
+    let (rows, apart) = (config.limit.unwrap_or(TASK_ROWS) as u64, config.holdout as u64);
+    let all = (0..rows).map(|at| train.row(at)).chain((0..apart).map(|at| held_out.row(at)));
+    let texts = all.map(|row| {
+        let TaskRow { prompt, mut metadata, .. } = row?;
+        if let Some(fields) = metadata.as_object_mut() {
+            fields.insert("prompt".into(), prompt.into());
+        }
+        Ok(metadata.to_string())
+    });
+    Rows::made(task.name(), texts)
 }
 
 impl Shared {

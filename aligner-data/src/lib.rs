@@ -8,6 +8,7 @@
 //! | a data file, row by row | [`Dataset`], [`DatasetConfig`], [`Format`] |
 //! | a seeded order that can be resumed | [`Loader`], [`LoaderState`] |
 //! | sequences that share a token budget | [`packing`] |
+//! | endless questions with answers that can be checked | [`tasks`] |
 //!
 //! The mask of a sample is taken from the template's rendering and laid over the tokens by their
 //! place in the text. Token ids are never searched: a pad or end token in the text means nothing.
@@ -19,6 +20,7 @@ pub mod packing;
 mod read;
 mod schema;
 mod shuffle;
+pub mod tasks;
 mod template;
 mod tokenizer;
 

@@ -5,12 +5,29 @@ mod lines;
 mod parquet;
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aligner_core::{Error, Result};
 use serde_json::{Map, Value};
+
+/// Writes rows, each a JSON object, to a temporary file that is gone with its handle.
+fn spool_rows(rows: impl Iterator<Item = Result<String>>) -> Result<(File, Vec<Entry>)> {
+    let spooled = tempfile::tempfile().map_err(Error::io(std::env::temp_dir()))?;
+    let mut out = BufWriter::new(&spooled);
+    let mut entries = Vec::new();
+    let mut offset = 0;
+    for (at, text) in rows.enumerate() {
+        let (text, number) = (text?, at + 1);
+        out.write_all(text.as_bytes()).map_err(Error::io(std::env::temp_dir()))?;
+        entries.push(Entry { offset, len: text.len(), number, line: number });
+        offset += text.len() as u64;
+    }
+    out.flush().map_err(Error::io(std::env::temp_dir()))?;
+    drop(out);
+    Ok((spooled, entries))
+}
 
 /// Where a row's text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +79,15 @@ impl Rows {
             return Err(Error::format(path, "the data set is empty: expected at least one row"));
         }
         Ok(Self { path: path.to_path_buf(), file: Mutex::new(file), entries, is_text })
+    }
+
+    /// Rows that are made, not read: JSON objects, under the name of what makes them.
+    ///
+    /// # Errors
+    /// What the rows' maker says; a temporary file that cannot be written.
+    pub(crate) fn made(name: &str, rows: impl Iterator<Item = Result<String>>) -> Result<Self> {
+        let (file, entries) = spool_rows(rows)?;
+        Ok(Self { path: name.into(), file: Mutex::new(file), entries, is_text: false })
     }
 
     /// How many rows there are; never 0.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use aligner_core::{Detokenize, Engine, Error, Group, Metrics, Prompt, Result, Sampling};
 
 use super::generate::{Open, generate};
+use super::scoring::Scorer;
 use super::{RolloutConfig, Watch};
-use crate::rewards::RewardParts;
 
 /// Where prompts come from: as many as are asked for.
 pub type Prompts<'a> = dyn FnMut(usize) -> Result<Vec<Prompt>> + Send + 'a;
@@ -18,7 +18,7 @@ pub(super) struct Collector {
     pub(super) config: RolloutConfig,
     pub(super) sampling: Sampling,
     pub(super) engine: Box<dyn Engine + Send>,
-    pub(super) rewards: RewardParts,
+    pub(super) rewards: Scorer,
     pub(super) text: Arc<dyn Detokenize>,
     /// Prompts whose responses are not all complete, from the step before.
     pub(super) carried: Vec<Open>,
@@ -103,7 +103,7 @@ impl Collector {
             let scorer = threads.spawn(move || {
                 let mut scored = Vec::new();
                 for (at, mut group) in waiting {
-                    let metrics = rewards.score_group(&mut group)?;
+                    let metrics = rewards.score(&mut group)?;
                     scored.push((at, group, metrics));
                 }
                 scored.sort_by_key(|(at, ..)| *at);

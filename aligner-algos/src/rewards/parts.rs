@@ -1,265 +1,360 @@
-//! Several rewards with names and weights, held to what a reward promises.
+//! Several rewards, each with a name and a weight, and their sum.
 
-use std::collections::BTreeMap;
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
-use aligner_core::{Error, Group, Metrics, Result, Reward, Sample, Score};
+use aligner_core::{Error, Metrics, Result, Reward, Sample, Score};
 
-use super::score_log::{ScoreLog, key};
+use super::{finite, sample_name};
 
-/// Named rewards whose weighted sum is a sample's reward.
+/// Named rewards with weights.
+///
+/// A sample's reward is the weighted sum of its parts' scores. A part that scores tokens adds to the sample's token
+/// rewards instead. Where one part has no score, the sample has no reward: no score is not 0.
 #[derive(Default)]
 pub struct RewardParts {
     parts: Vec<Part>,
-    log: Option<ScoreLog>,
 }
 
 struct Part {
     name: String,
-    weight: f32,
+    weight: f64,
     reward: Box<dyn Reward + Send>,
 }
 
+/// What one part says of the samples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PartScores {
+    /// The part's name.
+    pub name: String,
+    /// What its scores are multiplied by in the sum.
+    pub weight: f64,
+    /// Its scores, `[samples]`, before the weight.
+    pub scores: Vec<Score>,
+}
+
+/// What all parts say of the samples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// Each part's own scores, in the order in which the parts were added.
+    pub parts: Vec<PartScores>,
+    /// The weighted sum of the parts that score whole samples, `[samples]`; none where a part has no score.
+    pub totals: Vec<Option<f32>>,
+    /// The weighted sum of the parts that score tokens, `[samples][tokens]`; empty where no part did, and where the
+    /// sample has no total.
+    pub token_rewards: Vec<Vec<f32>>,
+    /// `rewards/NAME/mean`, `rewards/NAME/std` and `rewards/NAME/none` of each part: mean and (unbiased) standard
+    /// deviation of its scores, those of tokens summed over the sample, and the share of samples without one.
+    pub metrics: Metrics,
+}
+
+impl Scored {
+    /// How many samples have no reward.
+    pub fn unscored(&self) -> usize {
+        self.totals.iter().filter(|total| total.is_none()).count()
+    }
+}
+
 impl RewardParts {
-    /// No part yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// A single reward with weight 1.
-    pub fn single(name: impl Into<String>, reward: impl Reward + Send + 'static) -> Self {
-        Self::new().with(name, 1.0, Box::new(reward))
-    }
-
-    /// These and one more.
-    #[must_use]
-    pub fn with(mut self, name: impl Into<String>, weight: f32, reward: Box<dyn Reward + Send>) -> Self {
-        self.parts.push(Part { name: name.into(), weight, reward });
-        self
-    }
-
-    /// Keeps each score in the file `path` as soon as it is known, and asks no reward for one that is there already: a
-    /// run that is killed and goes on asks nobody twice.
+    /// These parts and one more.
     ///
     /// # Errors
-    /// A file that cannot be read or made.
-    pub fn logged_in(mut self, path: &Path) -> Result<Self> {
-        self.log = Some(ScoreLog::open(path)?);
+    /// [`Error::Setting`] for a name that is empty or taken, and a weight that is not finite.
+    pub fn with(
+        mut self,
+        name: impl Into<String>,
+        weight: f64,
+        reward: Box<dyn Reward + Send>,
+    ) -> Result<Self> {
+        let name = name.into();
+        if name.is_empty() || self.names().any(|taken| taken == name) {
+            return Err(Error::setting(format!("reward.{name}"), "a part needs a name of its own"));
+        }
+        finite(&format!("reward.{name}.weight"), weight)?;
+        self.parts.push(Part { name, weight, reward });
         Ok(self)
     }
 
-    /// Empties the log: what it holds is in a checkpoint now.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub fn forget_log(&mut self) -> Result<()> {
-        self.log.as_mut().map_or(Ok(()), ScoreLog::clear)
-    }
-
-    /// The names of the parts, in order.
+    /// The names, in the order in which the parts were added.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|part| part.name.as_str())
     }
 
-    /// Scores a group's samples: sets `reward`, `parts` and `token_rewards`, and takes out those that a part could say
-    /// nothing of. Returns the parts' means and spreads as `rewards/NAME/mean` and `rewards/NAME/std` (within the
-    /// group), and the share of samples without a score as `rewards/NAME/none`.
+    /// How many parts there are.
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Scores samples with each part.
     ///
     /// # Errors
-    /// What a reward says of itself; with the name of the part, a panic, a wrong number of scores, and a score that is
-    /// no number.
-    pub fn score_group(&mut self, group: &mut Group) -> Result<Metrics> {
+    /// All name the part: one that fails or panics, the wrong number of scores, and (with the sample) a score that is
+    /// not finite, or is not one for each token. [`Error::Setting`] where there is no part.
+    pub fn score(&self, samples: &[Sample]) -> Result<Scored> {
+        let scores = self.ask(samples)?;
+        self.sum(scores, samples)
+    }
+
+    /// What each part says of each sample.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
+    pub(crate) fn ask(&self, samples: &[Sample]) -> Result<Vec<Vec<Score>>> {
+        if self.parts.is_empty() {
+            return Err(Error::setting("reward", "names no reward"));
+        }
+        self.parts.iter().map(|part| part.score(samples)).collect()
+    }
+
+    /// The parts' scores together, as [`Self::ask`] gave them.
+    ///
+    /// # Errors
+    /// Scores of other parts, or of other samples.
+    pub(crate) fn sum(&self, scores: Vec<Vec<Score>>, samples: &[Sample]) -> Result<Scored> {
+        if scores.len() != self.parts.len() {
+            let (got, expected) = (scores.len(), self.parts.len());
+            return Err(Error::Invalid(format!("scores of {got} rewards, and there are {expected}")));
+        }
+        let parts = self.parts.iter().zip(scores).map(|(part, scores)| {
+            part.check_all(&scores, samples)?;
+            Ok(PartScores { name: part.name.clone(), weight: part.weight, scores })
+        });
+        let parts: Vec<PartScores> = parts.collect::<Result<_>>()?;
         let mut metrics = Metrics::default();
-        let mut unscored = vec![false; group.samples.len()];
-        let scores = self.scores(group)?;
-        for sample in &mut group.samples {
-            (sample.reward, sample.parts) = (Some(0.0), BTreeMap::new());
-            sample.token_rewards.clear();
-        }
-        for (part, scores) in self.parts.iter().zip(scores) {
-            let mut known = Vec::new();
-            for (at, (sample, score)) in group.samples.iter_mut().zip(scores).enumerate() {
-                let value = match score {
-                    Score::None => {
-                        unscored[at] = true;
-                        continue;
-                    }
-                    Score::Sample(value) => {
-                        sample.reward = sample.reward.map(|sum| sum + part.weight * value);
-                        value
-                    }
-                    Score::Tokens(values) => {
-                        if sample.token_rewards.is_empty() {
-                            sample.token_rewards = vec![0.0; sample.tokens.len()];
-                        }
-                        for (sum, value) in sample.token_rewards.iter_mut().zip(&values) {
-                            *sum += part.weight * value;
-                        }
-                        values.iter().sum()
-                    }
-                };
-                sample.parts.insert(part.name.clone(), value);
-                known.push(f64::from(value));
-            }
-            part.log(&known, group.samples.len(), &mut metrics);
-        }
-        let mut unscored = unscored.into_iter();
-        group.samples.retain(|_| !unscored.next().unwrap_or(false));
-        Ok(metrics)
+        parts.iter().for_each(|part| part.log(&mut metrics));
+        let totals: Vec<Option<f32>> = (0..samples.len()).map(|at| total(&parts, at)).collect();
+        let tokens = |at: usize| match totals[at] {
+            Some(_) => token_rewards(&parts, at),
+            None => Vec::new(),
+        };
+        Ok(Scored { token_rewards: (0..samples.len()).map(tokens).collect(), parts, totals, metrics })
     }
 }
 
-impl RewardParts {
-    /// What each part says of each sample, from the log where it is there.
-    fn scores(&mut self, group: &Group) -> Result<Vec<Vec<Score>>> {
-        let key = self.log.is_some().then(|| key(self.names(), group));
-        if let (Some(log), Some(key)) = (&self.log, &key)
-            && let Some(scores) = log.get(key)
-        {
-            return Ok(scores.clone());
+/// The weighted sum of one sample's scores; none where one of them is.
+fn total(parts: &[PartScores], at: usize) -> Option<f32> {
+    let mut total = 0.0;
+    for part in parts {
+        match &part.scores[at] {
+            Score::None => return None,
+            Score::Sample(score) => total += part.weight * f64::from(*score),
+            Score::Tokens(_) => {}
         }
-        let scores = self.parts.iter().map(|part| part.scores(&group.id, &group.samples));
-        let scores: Vec<Vec<Score>> = scores.collect::<Result<_>>()?;
-        if let (Some(log), Some(key)) = (&mut self.log, key) {
-            log.add(key, &scores)?;
-        }
-        Ok(scores)
     }
+    Some(total as f32)
+}
+
+/// The weighted sum of one sample's token scores; empty where there are none.
+fn token_rewards(parts: &[PartScores], at: usize) -> Vec<f32> {
+    let mut sums: Vec<f64> = Vec::new();
+    for part in parts {
+        let Score::Tokens(scores) = &part.scores[at] else { continue };
+        sums.resize(scores.len(), 0.0);
+        for (sum, score) in sums.iter_mut().zip(scores) {
+            *sum += part.weight * f64::from(*score);
+        }
+    }
+    sums.into_iter().map(|sum| sum as f32).collect()
 }
 
 impl Part {
-    fn scores(&self, group: &str, samples: &[Sample]) -> Result<Vec<Score>> {
+    fn score(&self, samples: &[Sample]) -> Result<Vec<Score>> {
         let name = &self.name;
-        let scores = catch_unwind(AssertUnwindSafe(|| self.reward.score(samples))).map_err(|panic| {
-            let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Error::Invalid(format!("reward {name} panicked on group {group}: {what}"))
-        })?;
-        let scores = scores.map_err(|error| match error {
-            Error::Invalid(message) => Error::Invalid(format!("reward {name}, group {group}: {message}")),
-            other => other,
-        })?;
-        if scores.len() != samples.len() {
-            let (got, asked) = (scores.len(), samples.len());
-            let message = format!("reward {name}, group {group}: {got} scores for {asked} samples");
-            return Err(Error::Invalid(message));
-        }
-        for (at, (score, sample)) in scores.iter().zip(samples).enumerate() {
-            let finite = match score {
-                Score::None => true,
-                Score::Sample(value) => value.is_finite(),
-                Score::Tokens(values) if values.len() != sample.tokens.len() => {
-                    let (got, tokens) = (values.len(), sample.tokens.len());
-                    let message =
-                        format!("reward {name}: {got} scores for the {tokens} tokens of {group}#{at}");
-                    return Err(Error::Invalid(message));
-                }
-                Score::Tokens(values) => values.iter().all(|value| value.is_finite()),
-            };
-            if !finite {
-                let samples = vec![format!("{group}#{at}")];
-                return Err(Error::NotFinite { what: format!("the reward {name}"), samples });
-            }
-        }
+        // A reward is user code: what it leaves behind in its own state when it panics is its own affair.
+        let scores = catch_unwind(AssertUnwindSafe(|| self.reward.score(samples)))
+            .map_err(|panic| {
+                Error::Invalid(format!("reward `{name}` panicked: {}", message(panic.as_ref())))
+            })?
+            .map_err(|error| Error::Invalid(format!("reward `{name}`: {error}")))?;
+        self.check_all(&scores, samples)?;
         Ok(scores)
     }
 
-    fn log(&self, known: &[f64], samples: usize, metrics: &mut Metrics) {
-        let (name, count) = (&self.name, known.len() as f64);
-        let mean = known.iter().sum::<f64>() / count.max(1.0);
-        metrics.add(format!("rewards/{name}/mean"), mean * count, count);
-        if known.len() > 1 {
-            let squares: f64 = known.iter().map(|value| (value - mean).powi(2)).sum();
-            metrics.add(format!("rewards/{name}/std"), (squares / (count - 1.0)).sqrt(), 1.0);
+    fn check_all(&self, scores: &[Score], samples: &[Sample]) -> Result<()> {
+        let name = &self.name;
+        if scores.len() != samples.len() {
+            let (got, expected) = (scores.len(), samples.len());
+            return Err(Error::Invalid(format!("reward `{name}` gave {got} scores for {expected} samples")));
         }
-        metrics.add(format!("rewards/{name}/none"), samples as f64 - count, samples as f64);
+        for (at, (score, sample)) in scores.iter().zip(samples).enumerate() {
+            self.check(score, at, sample)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, score: &Score, at: usize, sample: &Sample) -> Result<()> {
+        let values = match score {
+            Score::None => return Ok(()),
+            Score::Sample(score) => std::slice::from_ref(score),
+            Score::Tokens(scores) => scores,
+        };
+        if matches!(score, Score::Tokens(_)) && values.len() != sample.tokens.len() {
+            return Err(Error::Invalid(format!(
+                "reward `{}`: {} has {} token scores for {} tokens",
+                self.name,
+                sample_name(at, sample),
+                values.len(),
+                sample.tokens.len()
+            )));
+        }
+        if values.iter().any(|value| !(f64::from(*value) * self.weight).is_finite()) {
+            return Err(Error::NotFinite {
+                what: format!("reward `{}`", self.name),
+                samples: vec![sample_name(at, sample)],
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+impl PartScores {
+    fn log(&self, metrics: &mut Metrics) {
+        let value = |score: &Score| match score {
+            Score::None => None,
+            Score::Sample(score) => Some(f64::from(*score)),
+            Score::Tokens(scores) => Some(scores.iter().copied().map(f64::from).sum()),
+        };
+        let values: Vec<f64> = self.scores.iter().filter_map(value).collect();
+        let (count, sum) = (values.len() as f64, values.iter().sum::<f64>());
+        let name = &self.name;
+        metrics.add(format!("rewards/{name}/mean"), sum, count);
+        if values.len() > 1 {
+            let squares: f64 = values.iter().map(|value| (value - sum / count).powi(2)).sum();
+            metrics.add(format!("rewards/{name}/std"), (squares / (count - 1.0)).sqrt() * count, count);
+        }
+        let all = self.scores.len() as f64;
+        metrics.add(format!("rewards/{name}/none"), all - count, all);
+    }
+}
+
+impl std::fmt::Debug for RewardParts {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_map().entries(self.parts.iter().map(|part| (&part.name, part.weight))).finish()
     }
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "exact in binary")]
 mod tests {
     use super::*;
 
-    fn group() -> Group {
-        let sample = |token| Sample::response(&[1], &[token]);
-        Group { id: "row 1".into(), samples: vec![sample(2), sample(3)], ..Group::default() }
-    }
+    /// Scores that do not depend on the samples.
+    struct Fixed(Vec<Score>);
 
-    fn last(sample: &Sample) -> Score {
-        sample.tokens.last().map_or(Score::None, |&token| Score::Sample(token as f32))
-    }
-
-    #[test]
-    fn parts_are_weighted_and_a_sample_without_a_score_is_taken_out() {
-        let second = |sample: &Sample| if sample.tokens[1] == 2 { Score::None } else { Score::Sample(1.0) };
-        let mut parts = RewardParts::single("last", last).with("second", -0.5, Box::new(second));
-        let mut group = group();
-        let metrics = parts.score_group(&mut group).unwrap();
-        assert_eq!(group.samples.len(), 1);
-        assert_eq!(group.samples[0].reward, Some(2.5));
-        assert_eq!(metrics.get("rewards/last/mean"), Some(2.5));
-        assert_eq!(metrics.get("rewards/second/none"), Some(0.5));
-    }
-
-    #[test]
-    fn token_scores_are_summed_for_the_log_and_kept_for_credit() {
-        let each = |sample: &Sample| Score::Tokens(vec![0.5; sample.tokens.len()]);
-        let mut group = group();
-        RewardParts::new().with("each", 2.0, Box::new(each)).score_group(&mut group).unwrap();
-        assert_eq!((group.samples[0].reward, &group.samples[0].token_rewards), (Some(0.0), &vec![1.0, 1.0]));
-        assert_eq!(group.samples[0].parts["each"], 1.0);
-    }
-
-    #[test]
-    fn a_score_that_is_in_the_log_is_not_asked_for_again() {
-        let path = tempfile::tempdir().unwrap();
-        let path = path.path().join("scores.jsonl");
-        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let counted = |asked: &std::sync::Arc<std::sync::atomic::AtomicUsize>| {
-            let asked = asked.clone();
-            move |sample: &Sample| {
-                asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                last(sample)
-            }
-        };
-        let mut first = RewardParts::single("last", counted(&asked)).logged_in(&path).unwrap();
-        let mut scored = group();
-        first.score_group(&mut scored).unwrap();
-        drop(first);
-        // A kill in the middle of a line.
-        let mut file = std::fs::File::options().append(true).open(&path).unwrap();
-        std::io::Write::write_all(&mut file, b"{\"key\": \"ab").unwrap();
-        let mut second = RewardParts::single("last", counted(&asked)).logged_in(&path).unwrap();
-        let mut again = group();
-        second.score_group(&mut again).unwrap();
-        assert_eq!((again, asked.load(std::sync::atomic::Ordering::Relaxed)), (scored, 2));
-        second.forget_log().unwrap();
-        second.score_group(&mut group()).unwrap();
-        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 4);
-    }
-
-    struct Short;
-
-    impl Reward for Short {
+    impl Reward for Fixed {
         fn score(&self, _: &[Sample]) -> Result<Vec<Score>> {
-            Ok(vec![Score::None])
+            Ok(self.0.clone())
         }
     }
 
-    #[test]
-    fn what_a_reward_must_not_do_is_an_error_with_its_name() {
-        let nan = |_: &Sample| Score::Sample(f32::NAN);
-        let panics = |_: &Sample| -> Score { panic!("out of cheese") };
-        let ragged = |_: &Sample| Score::Tokens(vec![1.0]);
-        for (mut parts, message) in [
-            (RewardParts::single("mine", nan), "the reward mine"),
-            (RewardParts::single("mine", panics), "reward mine panicked on group row 1: out of cheese"),
-            (RewardParts::single("mine", ragged), "reward mine: 1 scores for the 2 tokens of row 1#0"),
-            (RewardParts::single("mine", Short), "reward mine, group row 1: 1 scores for 2 samples"),
-        ] {
-            let error = parts.score_group(&mut group()).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
+    struct Panics;
+
+    impl Reward for Panics {
+        fn score(&self, samples: &[Sample]) -> Result<Vec<Score>> {
+            assert!(samples.is_empty(), "boom at {}", samples.len());
+            Ok(Vec::new())
         }
+    }
+
+    fn samples() -> Vec<Sample> {
+        let mut samples = vec![Sample::response(&[1], &[2, 3]); 3];
+        samples[1].metadata = serde_json::json!({"id": "row 7"});
+        samples
+    }
+
+    fn sample_scores(scores: [f32; 3]) -> Box<dyn Reward + Send> {
+        Box::new(Fixed(scores.map(Score::Sample).to_vec()))
+    }
+
+    fn scored(parts: RewardParts) -> Result<Scored> {
+        parts.score(&samples())
+    }
+
+    fn alone(scores: Vec<Score>) -> Result<Scored> {
+        scored(RewardParts::default().with("mine", 2.0, Box::new(Fixed(scores)))?)
+    }
+
+    #[test]
+    fn the_reward_is_the_weighted_sum() {
+        let parts = RewardParts::default().with("a", 2.0, sample_scores([1.0, 0.5, 0.0])).expect("a part");
+        let parts = parts.with("b", -1.0, sample_scores([1.0, 1.0, 3.0])).expect("a part");
+        let scored = scored(parts).expect("sound");
+        assert_eq!(scored.totals, [Some(1.0), Some(0.0), Some(-3.0)]);
+        assert!(scored.token_rewards.iter().all(Vec::is_empty));
+        assert_eq!(scored.parts[1].scores[2], Score::Sample(3.0), "before the weight");
+        assert_eq!(scored.metrics.get("rewards/a/mean"), Some(0.5));
+        assert_eq!(scored.metrics.get("rewards/a/std"), Some(0.5));
+        assert_eq!(scored.metrics.get("rewards/b/none"), Some(0.0));
+    }
+
+    #[test]
+    fn no_score_is_not_zero() {
+        let some = vec![Score::Sample(1.0), Score::None, Score::Sample(3.0)];
+        let parts = RewardParts::default().with("some", 1.0, Box::new(Fixed(some))).expect("a part");
+        let parts = parts.with("all", 1.0, sample_scores([1.0; 3])).expect("a part");
+        let scored = scored(parts).expect("sound");
+        assert_eq!(scored.totals, [Some(2.0), None, Some(4.0)]);
+        assert_eq!(scored.unscored(), 1);
+        assert_eq!(scored.metrics.get("rewards/some/mean"), Some(2.0), "over those with a score");
+        assert_eq!(scored.metrics.get("rewards/some/none"), Some(1.0 / 3.0));
+    }
+
+    #[test]
+    fn token_scores_go_to_their_tokens() {
+        let tokens = vec![Score::Tokens(vec![0.0, 1.0, 2.0]), Score::Sample(5.0), Score::None];
+        let parts = RewardParts::default().with("t", 2.0, Box::new(Fixed(tokens.clone()))).expect("a part");
+        let parts = parts.with("u", 1.0, Box::new(Fixed(tokens))).expect("a part");
+        let parts = parts.with("s", 1.0, sample_scores([7.0; 3])).expect("a part");
+        let scored = scored(parts).expect("sound");
+        assert_eq!(scored.totals, [Some(7.0), Some(22.0), None]);
+        assert_eq!(scored.token_rewards, [vec![0.0, 3.0, 6.0], vec![], vec![]]);
+        assert_eq!(scored.metrics.get("rewards/t/mean"), Some(4.0), "tokens are summed");
+    }
+
+    #[test]
+    fn a_part_that_panics_or_fails_is_named() {
+        let parts = RewardParts::default().with("mine", 1.0, Box::new(Panics)).expect("a part");
+        let message = scored(parts).expect_err("panics").to_string();
+        assert_eq!(message, "reward `mine` panicked: boom at 3");
+        let message = alone(vec![Score::None]).expect_err("one score").to_string();
+        assert_eq!(message, "reward `mine` gave 1 scores for 3 samples");
+    }
+
+    #[test]
+    fn scores_that_are_not_finite_name_part_and_sample() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let message = alone(vec![Score::None, Score::Sample(bad), Score::None])
+                .expect_err("not finite")
+                .to_string();
+            assert!(message.contains("`mine`") && message.contains("sample 1 (row 7)"), "{message}");
+            let tokens = Score::Tokens(vec![0.0, bad, 0.0]);
+            assert!(alone(vec![tokens, Score::None, Score::None]).is_err());
+        }
+        let message =
+            alone(vec![Score::Tokens(vec![1.0]), Score::None, Score::None]).expect_err("too few").to_string();
+        assert!(message.contains("sample 0") && message.contains("1 token scores for 3 tokens"), "{message}");
+    }
+
+    #[test]
+    fn parts_have_names_of_their_own_and_finite_weights() {
+        let one = || RewardParts::default().with("a", 1.0, sample_scores([0.0; 3])).expect("a part");
+        let refused = |parts: RewardParts, name: &str, weight: f64| {
+            parts.with(name, weight, sample_scores([0.0; 3])).expect_err("no part").to_string()
+        };
+        assert!(refused(one(), "a", 1.0).starts_with("reward.a: "));
+        assert!(refused(one(), "", 1.0).starts_with("reward.: "));
+        assert!(refused(one(), "b", f64::NAN).starts_with("reward.b.weight: "));
+        assert!(scored(RewardParts::default()).expect_err("no part").to_string().starts_with("reward: "));
     }
 }

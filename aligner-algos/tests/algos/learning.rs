@@ -11,14 +11,19 @@ use aligner_algos::{
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::optim::Schedule;
 use aligner_core::{
-    Algorithm, Batch, Detokenize, Device, Forward, LossOutput, Needs, Per, Prompt, Result, Sample, Score,
-    StepBatch,
+    Algorithm, Batch, Detokenize, Device, Forward, LossOutput, Needs, Per, Prompt, Result, Reward, Sample,
+    Score, StepBatch,
 };
 use aligner_infer::{CacheSize, EngineConfig, PagedEngine};
 use serde_json::{Value, json};
 
 const VOCAB: u32 = 12;
 const RESPONSE: usize = 4;
+
+/// One reward with weight 1.
+pub(crate) fn single(name: &str, reward: impl Reward + Send + 'static) -> RewardParts {
+    RewardParts::default().with(name, 1.0, Box::new(reward)).unwrap()
+}
 
 /// Tokens have no text here.
 pub(crate) struct NoText;
@@ -69,6 +74,7 @@ pub(crate) fn parts(policy: &CausalLm, rewards: RewardParts) -> OnlineParts {
     OnlineParts {
         engine: Box::new(engine(policy)),
         rewards,
+        score_log: None,
         text: Arc::new(NoText),
         stop_tokens: Vec::new(),
         reference: None,
@@ -80,7 +86,7 @@ pub(crate) fn parts(policy: &CausalLm, rewards: RewardParts) -> OnlineParts {
 /// The mean reward of the last of `steps` steps.
 fn train(algorithm: &dyn Algorithm, config: RolloutConfig, seed: u64, steps: usize) -> f64 {
     let policy = tiny(seed, None);
-    let rewards = RewardParts::single("last_token", last_token);
+    let rewards = single("last_token", last_token);
     let mut parts = parts(&policy, rewards);
     if algorithm.needs().contains(Needs::VALUES) {
         let loss = ValueLoss::new(ValueLossConfig::default()).unwrap();

@@ -8,7 +8,7 @@ use aligner_algos::{
 use aligner_core::ops::host::to_vec;
 use aligner_core::{Algorithm, Needs, Policy as _, Sample, Score};
 
-use crate::learning::{learner, parts, prompts, tiny};
+use crate::learning::{learner, parts, prompts, single, tiny};
 
 fn by_length(sample: &Sample) -> Score {
     Score::Sample(sample.tokens.iter().skip(2).filter(|&&token| token < 4).count() as f32)
@@ -72,12 +72,10 @@ fn a_run_that_is_killed_between_steps_ends_with_the_same_bits() {
         ("critic", &ppo, RolloutConfig { adaptive_kl, ..rollout() }),
     ];
     for (name, algorithm, config) in cases {
-        let (mut whole, mut whole_learner) =
-            online(algorithm, config.clone(), RewardParts::single("r", by_length));
+        let (mut whole, mut whole_learner) = online(algorithm, config.clone(), single("r", by_length));
         steps(&mut whole, &mut whole_learner, algorithm, &mut 0, 5);
 
-        let (mut first, mut first_learner) =
-            online(algorithm, config.clone(), RewardParts::single("r", by_length));
+        let (mut first, mut first_learner) = online(algorithm, config.clone(), single("r", by_length));
         let mut asked = 0;
         steps(&mut first, &mut first_learner, algorithm, &mut asked, 2);
         let (state, dir) = (serde_json::to_vec(&first.state()).unwrap(), tempfile::tempdir().unwrap());
@@ -92,7 +90,7 @@ fn a_run_that_is_killed_between_steps_ends_with_the_same_bits() {
 
         // What another process reads from disk.
         let policy = tiny(5, None);
-        let mut parts = parts(&policy, RewardParts::single("r", by_length));
+        let mut parts = parts(&policy, single("r", by_length));
         parts.stop_tokens = vec![9];
         parts.reference = Some(Reference::live(Box::new(policy.clone()), 4096));
         if let Some(critic) = critic {
@@ -120,7 +118,7 @@ fn carried_responses_keep_the_version_of_each_token() {
     // Alone in their groups, responses are complete at different times.
     let config =
         RolloutConfig { oversampling: 4, num_generations: 1, max_completion_length: 20, ..rollout() };
-    let (mut online, mut learner) = online(&grpo(), config, RewardParts::single("r", by_length));
+    let (mut online, mut learner) = online(&grpo(), config, single("r", by_length));
     let mut mixed = 0;
     for _ in 0..6 {
         let iteration = online.step(&grpo(), &mut learner, 2, &mut prompts).unwrap();
@@ -137,7 +135,7 @@ fn carried_responses_keep_the_version_of_each_token() {
 #[test]
 fn staleness_is_counted_in_updates() {
     let config = RolloutConfig { max_staleness: 2, ..rollout() };
-    let (mut online, mut learner) = online(&grpo(), config, RewardParts::single("r", by_length));
+    let (mut online, mut learner) = online(&grpo(), config, single("r", by_length));
     let mut ages = Vec::new();
     for step in 0..5_u64 {
         let iteration = online.step(&grpo(), &mut learner, 2, &mut prompts).unwrap();
@@ -154,7 +152,7 @@ fn groups_without_spread_are_asked_again_or_learn_nothing() {
     let some =
         |sample: &Sample| if sample.tokens[0] % 2 == 0 { Score::Sample(1.0) } else { by_length(sample) };
     let config = RolloutConfig { dynamic_sampling: true, ..rollout() };
-    let (mut online, mut learner) = self::online(&grpo(), config, RewardParts::single("some", some));
+    let (mut online, mut learner) = self::online(&grpo(), config, single("some", some));
     let mut asked = 0;
     let mut next = |count: usize| {
         let mut all = prompts(asked + count)?;
@@ -167,7 +165,7 @@ fn groups_without_spread_are_asked_again_or_learn_nothing() {
     assert_eq!(iteration.groups.len(), 3);
 
     let same = |_: &Sample| Score::Sample(1.0);
-    let (mut online, mut learner) = self::online(&grpo(), rollout(), RewardParts::single("same", same));
+    let (mut online, mut learner) = self::online(&grpo(), rollout(), single("same", same));
     let iteration = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap();
     assert_eq!(iteration.metrics.get("frac_reward_zero_std"), Some(1.0));
     assert!(iteration.metrics.get("grad_norm").unwrap() < 1e-6);
@@ -176,13 +174,13 @@ fn groups_without_spread_are_asked_again_or_learn_nothing() {
 #[test]
 fn samples_without_a_score_are_left_out_and_a_step_without_samples_learns_nothing() {
     let some = |sample: &Sample| if sample.tokens.len() % 2 == 0 { Score::None } else { by_length(sample) };
-    let (mut online, mut learner) = self::online(&grpo(), rollout(), RewardParts::single("some", some));
+    let (mut online, mut learner) = self::online(&grpo(), rollout(), single("some", some));
     let iteration = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap();
     assert!(iteration.groups.iter().flat_map(|g| &g.samples).all(|sample| sample.tokens.len() % 2 == 1));
     assert!(iteration.metrics.get("rewards/some/none").unwrap() > 0.0);
 
     let (mut online, mut learner) =
-        self::online(&grpo(), rollout(), RewardParts::single("none", |_: &Sample| Score::None));
+        self::online(&grpo(), rollout(), single("none", |_: &Sample| Score::None));
     let before = values(&learner);
     let iteration = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap();
     assert_eq!(iteration.metrics.get("skipped_updates"), Some(1.0));
@@ -194,9 +192,7 @@ fn samples_without_a_score_are_left_out_and_a_step_without_samples_learns_nothin
 fn what_stops_a_step_says_why_and_moves_nothing() {
     let nan = |_: &Sample| Score::Sample(f32::NAN);
     let panics = |_: &Sample| -> Score { panic!("no such word") };
-    for (rewards, part) in
-        [(RewardParts::single("mine", nan), "p0#0"), (RewardParts::single("mine", panics), "no such word")]
-    {
+    for (rewards, part) in [(single("mine", nan), "p0, sample 0"), (single("mine", panics), "no such word")] {
         let (mut online, mut learner) = self::online(&grpo(), rollout(), rewards);
         let before = values(&learner);
         let message = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap_err().to_string();
@@ -206,12 +202,12 @@ fn what_stops_a_step_says_why_and_moves_nothing() {
 
     let rloo = Rloo::new(RlooConfig { beta: 0.0, ..RlooConfig::default() }).unwrap();
     let config = RolloutConfig { num_generations: 1, ..rollout() };
-    let (mut online, mut learner) = self::online(&rloo, config, RewardParts::single("r", by_length));
+    let (mut online, mut learner) = self::online(&rloo, config, single("r", by_length));
     let message = online.step(&rloo, &mut learner, 3, &mut prompts).unwrap_err().to_string();
     assert!(message.contains("p0"), "{message}");
 
     let config = RolloutConfig { max_kl: Some(1e-9), ..rollout() };
-    let (mut online, mut learner) = self::online(&grpo(), config, RewardParts::single("r", by_length));
+    let (mut online, mut learner) = self::online(&grpo(), config, single("r", by_length));
     let mut message = String::new();
     for _ in 0..5 {
         if let Err(error) = online.step(&grpo(), &mut learner, 3, &mut prompts) {
@@ -224,7 +220,7 @@ fn what_stops_a_step_says_why_and_moves_nothing() {
 
 #[test]
 fn an_engine_with_other_weights_than_the_learner_s_is_noticed_on_the_first_step() {
-    let (mut online, _) = online(&grpo(), rollout(), RewardParts::single("r", by_length));
+    let (mut online, _) = online(&grpo(), rollout(), single("r", by_length));
     let mut other = learner(tiny(77, None), 1e-3);
     let message = online.step(&grpo(), &mut other, 3, &mut prompts).unwrap_err().to_string();
     assert!(message.contains("max_ratio_error"), "{message}");
@@ -235,7 +231,7 @@ fn fresh_samples_have_the_ratio_1_and_no_divergence() {
     for temperature in [1.0, 0.7] {
         let mut policy = tiny(5, None);
         policy.set_temperature(temperature).unwrap();
-        let mut parts = parts(&policy, RewardParts::single("r", by_length));
+        let mut parts = parts(&policy, single("r", by_length));
         parts.reference = Some(Reference::live(Box::new(policy.clone()), 4096));
         let mut online = Online::new(RolloutConfig { temperature, ..rollout() }, parts, 3).unwrap();
         let mut learner = learner(policy, 1e-3);

@@ -34,6 +34,14 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
         }
         if let Some(critic) = &config.critic {
             add_errors(&mut found, "critic.learner", critic.learner.errors());
+            if let Some(lora) = &critic.lora {
+                let problems = lora.problems().into_iter();
+                found.extend(problems.map(|(key, message)| (format!("critic.lora.{key}"), message)));
+                add_errors(&mut found, "critic.lora", lora.config().errors());
+            }
+            if let Some(message) = critic.path.as_deref().and_then(not_a_model) {
+                add(&mut found, "critic.path", message);
+            }
         }
         if root.find("reward").is_none_or(|entry| entry.node.entries().is_empty()) {
             problems.push(
@@ -147,7 +155,7 @@ fn data(config: &RunConfig, found: &mut Found) {
 
 fn rows(section: &str, config: &DatasetConfig, found: &mut Found) {
     add_errors(found, section, config.check().err());
-    if !config.path.exists() {
+    if config.task.is_none() && !config.path.exists() {
         add(found, &format!("{section}.path"), format!("{}: no such file", config.path.display()));
     }
 }

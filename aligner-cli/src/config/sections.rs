@@ -130,6 +130,9 @@ pub struct CriticConfig {
     /// head. By default `model.path`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
+    /// A low-rank adapter that is trained, with the new head, in place of its weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSection>,
     /// The loss of its values.
     pub loss: ValueLossConfig,
     /// Its own learner.
@@ -140,7 +143,7 @@ impl Default for CriticConfig {
     fn default() -> Self {
         // 9e-6 as in NeMo-Aligner and OpenRLHF.
         let learner = LearnerConfig { learning_rate: 9e-6, ..LearnerConfig::default() };
-        Self { path: None, loss: ValueLossConfig::default(), learner }
+        Self { path: None, lora: None, loss: ValueLossConfig::default(), learner }
     }
 }
 

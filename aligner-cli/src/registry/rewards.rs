@@ -1,17 +1,24 @@
 //! Kinds of rewards, and how each is built from a section `[reward.NAME]`.
 
-use aligner_core::{Device, Reward};
+use std::path::PathBuf;
+
+use aligner_algos::rewards::{
+    Answer, Format, JsonSchema, Length, Lexicon, LexiconConfig, ModelReward, ModelRewardConfig,
+    ProcessReward, RegexReward, RemoteReward, TaskReward,
+};
+use aligner_core::{Device, Error, Reward};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::{Node, Problems, Reading, Value, blame, read, unknown};
+use crate::wire::LoadedModel;
 
 /// What a reward of the run file is, before the run has a device.
 pub(crate) struct BuiltReward {
     /// The section's name: under which its scores are logged.
     pub(crate) name: String,
     /// What its scores are multiplied by.
-    pub(crate) weight: f32,
+    pub(crate) weight: f64,
     /// The section with its defaults.
     pub(crate) config: toml::Value,
     pub(crate) make: Box<Make>,
@@ -78,8 +85,8 @@ pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> 
             let place = format!("{path}.{}", own.key);
             match (own.key.as_str(), &own.node.value) {
                 ("kind", Value::String(text)) => kind.clone_from(text),
-                ("weight", Value::Float(number)) if number.is_finite() => weight = *number as f32,
-                ("weight", Value::Integer(number)) => weight = *number as f32,
+                ("weight", Value::Float(number)) if number.is_finite() => weight = *number,
+                ("weight", Value::Integer(number)) => weight = *number as f64,
                 ("kind", other) => {
                     blame(root, &place, &format!("expected a string, got {}", other.kind()), problems)
                 }
@@ -103,10 +110,10 @@ pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> 
     built
 }
 
-fn with_own(mut config: toml::Value, kind: &str, weight: f32) -> toml::Value {
+fn with_own(mut config: toml::Value, kind: &str, weight: f64) -> toml::Value {
     if let Some(table) = config.as_table_mut() {
         table.insert("kind".into(), kind.into());
-        table.insert("weight".into(), f64::from(weight).into());
+        table.insert("weight".into(), weight.into());
     }
     config
 }
@@ -128,5 +135,42 @@ where
 
 /// The kinds that the program comes with.
 pub(super) fn built_in() -> Vec<Entry> {
-    Vec::new()
+    vec![
+        simple("lexicon", |config: LexiconConfig| Ok(Lexicon::new(config))),
+        simple("regex", RegexReward::new),
+        simple("answer", Answer::new),
+        simple("json_schema", JsonSchema::new),
+        simple("format", Format::new),
+        simple("length", Length::new),
+        simple("task", TaskReward::new),
+        simple("process", ProcessReward::new),
+        simple("remote", RemoteReward::new),
+        Entry::new("model", |config: ModelSection| {
+            Ok(move |context: &RewardContext| model(&config, context))
+        }),
+    ]
+}
+
+/// `[reward.NAME]` with `kind = "model"`: a reward model of our own.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelSection {
+    /// A model with a scalar head, or an adapter of one.
+    path: PathBuf,
+    /// Which of the head's outputs is the score.
+    #[serde(default)]
+    output: usize,
+}
+
+fn model(config: &ModelSection, context: &RewardContext) -> anyhow::Result<Box<dyn Reward + Send>> {
+    let model = LoadedModel::open(&config.path, None, None)?.policy(&context.device)?;
+    let rows = model.config().vocab_size;
+    if rows < context.vocab_size {
+        let ids = context.vocab_size;
+        let message = format!("its vocabulary has {rows} rows, but the policy's tokenizer has {ids} ids");
+        return Err(Error::setting("path", message).into());
+    }
+    let settings =
+        ModelRewardConfig { output: config.output, micro_batch_tokens: context.micro_batch_tokens };
+    Ok(Box::new(ModelReward::of_model(model, settings)?))
 }

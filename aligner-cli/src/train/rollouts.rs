@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use aligner_algos::{Online, OnlineState};
 use aligner_core::model::ModelConfig;
-use aligner_core::weights::{SaveDtype, atomic_write, save_model};
+use aligner_core::weights::{SaveDtype, atomic_write};
 use aligner_core::{Error, Group, Metrics, Prompt, Result};
 
 use super::session::Session;
@@ -77,7 +77,9 @@ impl Session {
         let dir = dir.join(CRITIC);
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
         let params = critic.learner().policy().params();
-        save_model(&dir, config, params, SaveDtype::F32)?;
+        let run = &self.run.config;
+        let base = run.critic.as_ref().and_then(|critic| critic.path.as_ref()).unwrap_or(&run.model.path);
+        wire::save_files(&dir, (config, params), base, &self.model.tokenizer, SaveDtype::F32)?;
         critic.learner().save_state(&dir)
     }
 }

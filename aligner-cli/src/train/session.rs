@@ -282,7 +282,7 @@ impl Session {
         let subtitle = format!(
             "{} on {}, {} steps of {} groups, from {}",
             self.run.name,
-            self.run.config.data.train.path.display(),
+            self.run.config.data.train.name(),
             self.total,
             self.run.config.run.batch_size,
             self.run.config.model.path.display(),

@@ -86,7 +86,7 @@ fn account(rows: &Dataset) -> String {
     let Stats { rows: all, used, truncated, overlong, equal_pairs } = rows.stats();
     format!(
         "{}: {all} rows, {used} used ({truncated} truncated), {overlong} dropped as overlong, {equal_pairs} as equal pairs",
-        rows.config().path.display()
+        rows.config().name()
     )
 }
 
@@ -108,7 +108,7 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
                 "`{}` trains on {}, but {} holds {}{}",
                 run.name,
                 described(wanted),
-                config.path.display(),
+                config.name(),
                 described(rows.kind()),
                 if wanted == Kind::Prompt { " (format = \"prompt\" takes what they ask)" } else { "" },
             );

@@ -7,7 +7,7 @@ use aligner_algos::rewards::RewardParts;
 use aligner_algos::{Critic, Learner, Online, OnlineParts, Reference, RolloutConfig, ValueLoss};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PAGE;
-use aligner_core::weights::Checkpoint;
+use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
 use aligner_core::{Device, Error, Needs, Prompt};
 use aligner_infer::{CacheSize, EngineConfig};
 
@@ -45,7 +45,7 @@ pub(crate) fn online(
     }
     let engine_config = EngineConfig { cache: cache(run, &config, longest), ..EngineConfig::default() };
     let device = policy.device().clone();
-    let rewards = rewards(run, model, &device)?.logged_in(scores)?;
+    let rewards = rewards(run, model, &device)?;
     let (critic, critic_config) = if run.algorithm.needs().contains(Needs::VALUES) {
         let (critic, config) = self::critic(run, model, critic, &device, config.updates(total))?;
         (Some(critic), Some(config))
@@ -56,6 +56,7 @@ pub(crate) fn online(
     let parts = OnlineParts {
         engine: Box::new(engine(policy.clone(), &model.tokenizer, engine_config)?),
         rewards,
+        score_log: Some(scores.to_path_buf()),
         text: Arc::new(model.tokenizer.clone()),
         stop_tokens: model.stop_tokens(),
         reference,
@@ -79,7 +80,7 @@ fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Resul
         vocab_size: model.tokenizer.vocab_size(),
         micro_batch_tokens: run.config.learner.micro_batch_tokens,
     };
-    let mut parts = RewardParts::new();
+    let mut parts = RewardParts::default();
     for built in std::mem::take(&mut run.rewards) {
         let section = format!("reward.{}", built.name);
         let reward = (built.make)(&context).map_err(|error| match error.downcast::<Error>() {
@@ -89,7 +90,7 @@ fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Resul
             Ok(error) => error.into(),
             Err(error) => error,
         })?;
-        parts = parts.with(built.name, built.weight, reward);
+        parts = parts.with(built.name, built.weight, reward)?;
     }
     Ok(parts)
 }
@@ -101,11 +102,20 @@ fn critic(
     device: &Device,
     updates: u64,
 ) -> anyhow::Result<(Critic, ModelConfig)> {
-    let CriticConfig { path, loss, learner } = run.config.critic.clone().unwrap_or_default();
+    let CriticConfig { path, lora, loss, learner } = run.config.critic.clone().unwrap_or_default();
+    let seed = run.config.run.seed;
+    let opened;
     let checkpoint = match (from, &path) {
-        (Some(saved), _) => &Checkpoint::open(saved)?,
-        (None, Some(path)) => &Checkpoint::open(path)?,
-        (None, None) => &model.checkpoint,
+        // With an adapter, what was saved is the adapter alone.
+        (Some(saved), _) if lora.is_none() => {
+            opened = Checkpoint::open(saved)?;
+            &opened
+        }
+        (_, Some(path)) => {
+            opened = Checkpoint::open(path)?;
+            &opened
+        }
+        _ => &model.checkpoint,
     };
     let mut policy = CausalLm::load(checkpoint, device)?;
     match policy.config().num_labels {
@@ -114,8 +124,21 @@ fn critic(
             let message = format!("a critic has one output, this model {outputs}");
             return Err(run.blame(Error::setting("critic.path", message)));
         }
-        None => policy = policy.with_score_head(1, run.config.run.seed)?,
+        None => policy = policy.with_score_head(1, seed)?,
     }
+    policy = match (&lora, from) {
+        (Some(_), Some(saved)) => policy.with_adapter_from(&AdapterCheckpoint::open(saved)?)?,
+        (Some(section), None) => match &section.path {
+            Some(path) => policy.with_adapter_from(&AdapterCheckpoint::open(path)?)?,
+            None => policy.with_adapter(section.config(), seed).map_err(|error| match error {
+                Error::Setting { key, message } => {
+                    run.blame(Error::setting(format!("critic.lora.{key}"), message))
+                }
+                error => error.into(),
+            })?,
+        },
+        (None, _) => policy,
+    };
     if policy.config().vocab_size < model.tokenizer.vocab_size() {
         let (rows, ids) = (policy.config().vocab_size, model.tokenizer.vocab_size());
         let message = format!("the critic's vocabulary has {rows} rows, but the tokenizer has {ids} ids");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use aligner_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::tasks::TaskConfig;
 use crate::{Format, Target};
 
 /// What becomes of a sample with more than `max_length` tokens.
@@ -32,15 +33,23 @@ pub enum EqualPairs {
 }
 
 /// A data file and how its rows become samples.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetConfig {
-    /// JSON lines, a JSON array, Parquet, or lines of text (`.txt`).
+    /// JSON lines, a JSON array, Parquet, or lines of text (`.txt`); this or `task`.
+    #[serde(default)]
     pub path: PathBuf,
+    /// A task whose questions are made, with answers that can be checked; this or `path`. Held-out rows are
+    /// questions that the others never ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskConfig>,
+    /// Seed of the task's questions.
+    #[serde(default)]
+    pub task_seed: u64,
     /// The schema of its rows; told from the first row by default.
     #[serde(default)]
     pub format: Format,
-    /// Use the first rows only, this many.
+    /// Use the first rows only, this many; of a task's endless rows, 10000 by default.
     #[serde(default)]
     pub limit: Option<usize>,
     /// The longest sample, prompt and response together, in tokens. The default is TRL's.
@@ -78,6 +87,8 @@ impl DatasetConfig {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            task: None,
+            task_seed: 0,
             format: Format::Auto,
             limit: None,
             max_length: default_max_length(),
@@ -91,6 +102,14 @@ impl DatasetConfig {
         }
     }
 
+    /// What messages call the rows: the file, or the task.
+    pub fn name(&self) -> String {
+        match &self.task {
+            Some(task) => format!("task {}", task.name()),
+            None => self.path.display().to_string(),
+        }
+    }
+
     /// Checks what no type can say.
     ///
     /// # Errors
@@ -100,6 +119,11 @@ impl DatasetConfig {
             let message =
                 format!("expected 2 tokens or more (one predicts another), got {}", self.max_length);
             return Err(Error::setting("max_length", message));
+        }
+        match (&self.task, self.path.as_os_str().is_empty()) {
+            (None, true) => return Err(Error::setting("path", "expected a data file, or `task`")),
+            (Some(_), false) => return Err(Error::setting("task", "give either `path` or `task`")),
+            _ => {}
         }
         if self.limit == Some(0) {
             return Err(Error::setting("limit", "expected 1 row or more, got 0"));

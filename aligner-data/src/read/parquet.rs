@@ -5,7 +5,6 @@
 //! no schema reads and that JSON cannot say, as images and decimals, are not read.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{Type, TypePtr};
 use serde_json::{Map, Value};
 
-use super::Entry;
+use super::{Entry, spool_rows};
 use crate::Format;
 
 pub(super) fn spool(path: &Path) -> Result<(File, Vec<Entry>)> {
@@ -25,21 +24,12 @@ pub(super) fn spool(path: &Path) -> Result<(File, Vec<Entry>)> {
     let broken = |error: parquet::errors::ParquetError| Error::format(path, format!("parquet: {error}"));
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let columns = columns(path, reader.metadata())?;
-    let spooled = tempfile::tempfile().map_err(Error::io(std::env::temp_dir()))?;
-    let mut out = BufWriter::new(&spooled);
-    let mut entries = Vec::new();
-    let mut offset = 0;
-    for (at, row) in reader.get_row_iter(Some(columns)).map_err(broken)?.enumerate() {
+    let rows = reader.get_row_iter(Some(columns)).map_err(broken)?.enumerate().map(|(at, row)| {
         let number = at + 1;
         let row = row.map_err(|error| Error::row(path, number, format!("parquet: {error}")))?;
-        let text = object(row).map_err(|message| Error::row(path, number, message))?.to_string();
-        out.write_all(text.as_bytes()).map_err(Error::io(std::env::temp_dir()))?;
-        entries.push(Entry { offset, len: text.len(), number, line: number });
-        offset += text.len() as u64;
-    }
-    out.flush().map_err(Error::io(std::env::temp_dir()))?;
-    drop(out);
-    Ok((spooled, entries))
+        Ok(object(row).map_err(|message| Error::row(path, number, message))?.to_string())
+    });
+    spool_rows(rows)
 }
 
 /// The part of the file's schema that is read: what the schemas of rows know, and of the rest what JSON
