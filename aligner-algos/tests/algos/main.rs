@@ -5,6 +5,7 @@ mod credit;
 mod fixture;
 mod learner;
 mod learning;
+mod lora;
 mod losses;
 mod model;
 mod online;
