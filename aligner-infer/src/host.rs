@@ -12,6 +12,7 @@ use aligner_core::{Error, ParamId, Result};
 
 use crate::pages::Page;
 use crate::weights::Weights;
+use adapted::has_gain;
 use aligner_core::ops::rows::PAGE;
 
 /// Keys and values of all layers.
@@ -275,8 +276,8 @@ impl Exec for Pass<'_> {
         if let Some(kept) = self.kept.take() {
             Self::gather(&mut residual, kept);
         }
-        if self.has_gain(layer) {
-            return self.exit_with_gain(residual, x, layer);
+        if has_gain(layer) {
+            return Ok(self.exit_with_gain(residual, x, layer));
         }
         let (weight, bias) = (self.weights.matrix(layer.weight), self.weights.bias(layer));
         let rows = x.count;

@@ -127,7 +127,8 @@ impl Adapter {
             return Err(error);
         }
         let linears = Llama::linears(model);
-        config.targets.check(linears.iter().map(|(name, _)| name.as_str()))?;
+        let names: Vec<&str> = linears.iter().map(|(name, _)| name.as_str()).collect();
+        config.targets.check(&names)?;
         let chosen = linears.into_iter().filter(|(name, _)| config.targets.hold(name));
         let module = |(name, shape): (String, [usize; 2])| {
             let rank = config.rank(&name);

@@ -130,6 +130,12 @@ impl LoraLinear {
     }
 }
 
+fn multiply(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
+    }
+}
+
 impl Kernel for LoraLinear {
     fn shape(&self) -> Vec<usize> {
         vec![self.tokens, self.outputs]
@@ -147,7 +153,7 @@ impl Kernel for LoraLinear {
         self.seen(x, |seen| {
             gemm(Mat::new(seen, self.tokens, self.inputs), a.t(), &mut narrow, Output::Overwrite);
         });
-        narrow.iter_mut().for_each(|value| *value *= self.scale);
+        multiply(&mut narrow, self.scale);
         gemm(Mat::new(&narrow, self.tokens, self.rank), b.t(), &mut out, Output::Add);
         // A kernel object serves one call, so the cell is empty.
         let _ = self.narrow.set(narrow);
@@ -163,22 +169,19 @@ impl Kernel for LoraLinear {
         let mut of_narrow = unfilled(self.tokens * self.rank);
         if wanted[0] || wanted[2] {
             gemm(grad_matrix, b, &mut of_narrow, Output::Overwrite);
-            of_narrow.iter_mut().for_each(|value| *value *= self.scale);
+            multiply(&mut of_narrow, self.scale);
         }
         let of_narrow = Mat::new(&of_narrow, self.tokens, self.rank);
         if wanted[0] {
             let mut of_x = unfilled(self.tokens * self.inputs);
             let weight = Mat::new(inputs[1], self.outputs, self.inputs);
-            match &self.dropout {
-                Some(dropout) => {
-                    gemm(of_narrow, a, &mut of_x, Output::Overwrite);
-                    self.mask(dropout, &mut of_x);
-                    gemm(grad_matrix, weight, &mut of_x, Output::Add);
-                }
-                None => {
-                    gemm(grad_matrix, weight, &mut of_x, Output::Overwrite);
-                    gemm(of_narrow, a, &mut of_x, Output::Add);
-                }
+            if let Some(dropout) = &self.dropout {
+                gemm(of_narrow, a, &mut of_x, Output::Overwrite);
+                self.mask(dropout, &mut of_x);
+                gemm(grad_matrix, weight, &mut of_x, Output::Add);
+            } else {
+                gemm(grad_matrix, weight, &mut of_x, Output::Overwrite);
+                gemm(of_narrow, a, &mut of_x, Output::Add);
             }
             grads[0] = Grad::Data(of_x);
         }

@@ -112,7 +112,9 @@ fn what_is_not_supported_is_refused_by_its_key() {
         edit(dir.path(), &changes);
         let message = AdapterCheckpoint::open(dir.path()).unwrap_err().to_string();
         assert!(message.contains(CONFIG), "{message}");
-        parts.iter().for_each(|part| assert!(message.contains(part), "no `{part}` in: {message}"));
+        for part in parts {
+            assert!(message.contains(part), "no `{part}` in: {message}");
+        }
     }
     saved(dir.path());
     let idle =

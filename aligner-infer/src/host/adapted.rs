@@ -1,20 +1,19 @@
 //! What an adapter adds to a linear's rows, beside the base's weights: nothing is merged.
 
-use aligner_core::Result;
 use aligner_core::model::Linear;
 use aligner_core::ops::rows::{Product, products};
 
 use super::{Pass, Rows};
 
-impl Pass<'_> {
-    /// Whether a linear's rows are multiplied by gains of their own.
-    pub(super) fn has_gain(&self, layer: Linear) -> bool {
-        layer.lora.is_some_and(|lora| lora.magnitude.is_some())
-    }
+/// Whether a linear's rows are multiplied by gains of their own.
+pub(super) fn has_gain(layer: Linear) -> bool {
+    layer.lora.is_some_and(|lora| lora.magnitude.is_some())
+}
 
+impl Pass<'_> {
     /// The bias, where it comes with the base's product; after the gains else.
     pub(super) fn early_bias(&self, layer: Linear) -> Option<&[f32]> {
-        self.weights.bias(layer).filter(|_| !self.has_gain(layer))
+        self.weights.bias(layer).filter(|_| !has_gain(layer))
     }
 
     /// Adds `scale (x A^T) B^T` to what `out` holds, the base's product, and multiplies by the gains.
@@ -39,7 +38,7 @@ impl Pass<'_> {
     }
 
     /// A block's last linear with gains, which must not fall on the residual stream.
-    pub(super) fn exit_with_gain(&mut self, mut residual: Rows, x: Rows, layer: Linear) -> Result<Rows> {
+    pub(super) fn exit_with_gain(&mut self, mut residual: Rows, x: Rows, layer: Linear) -> Rows {
         let weights = self.weights;
         let mut out = self.rows(x.count, residual.columns);
         let base =
@@ -49,6 +48,6 @@ impl Pass<'_> {
         residual.values_mut().iter_mut().zip(out.values()).for_each(|(held, value)| *held += value);
         self.recycle(x);
         self.recycle(out);
-        Ok(residual)
+        residual
     }
 }

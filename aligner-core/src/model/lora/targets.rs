@@ -33,10 +33,10 @@ impl Targets {
     ///
     /// # Errors
     /// [`Error::Setting`] for the first that is not, with the nearest or all.
-    pub(super) fn check<'a>(&self, linears: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+    pub(super) fn check(&self, linears: &[&str]) -> Result<()> {
         let Self::Names(names) = self else { return Ok(()) };
         for name in names {
-            if linears.clone().any(|linear| fits(name, linear)) {
+            if linears.iter().any(|linear| fits(name, linear)) {
                 continue;
             }
             if ["lm_head", "embed_tokens", "score"].contains(&kind(name)) {
@@ -44,7 +44,7 @@ impl Targets {
                 return Err(Error::setting("targets", message));
             }
             let mut kinds: Vec<&str> = Vec::new();
-            for linear in linears.clone() {
+            for linear in linears {
                 if !kinds.contains(&kind(linear)) {
                     kinds.push(kind(linear));
                 }

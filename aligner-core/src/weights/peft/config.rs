@@ -171,7 +171,7 @@ impl<'a> Fields<'a> {
             match read(value) {
                 Some(value) if is_plain => pattern.push((plain, value)),
                 Some(_) => {
-                    self.problems.push(format!("{key}: `{name}`: only names are read, no other patterns"))
+                    self.problems.push(format!("{key}: `{name}`: only names are read, no other patterns"));
                 }
                 None => self.problems.push(format!("{key}: `{name}`: expected {expected}, got {value}")),
             }
