@@ -1,5 +1,6 @@
 //! Programs as rewards: real ones, that answer, die, hang and talk nonsense.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -138,7 +139,9 @@ fn full_pipes_do_not_block() {
                   sys.stdout.flush()\n\
                   sys.stdin.read()\n";
     let mut samples = samples(300);
-    samples.iter_mut().for_each(|sample| sample.text = "y".repeat(10_000));
+    for sample in &mut samples {
+        sample.text = "y".repeat(10_000);
+    }
     let scores = reward(command(&["python3", "-c", source])).score(&samples).unwrap();
     assert_eq!(scores, vec![Score::Sample(1.0); 300]);
 }
@@ -371,7 +374,7 @@ impl tracing::Subscriber for Log {
     fn event(&self, event: &tracing::Event<'_>) {
         let mut fields = String::new();
         event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-            fields += &format!("{field}={value:?} ");
+            write!(fields, "{field}={value:?} ").unwrap();
         });
         self.0.lock().unwrap().push(fields);
     }

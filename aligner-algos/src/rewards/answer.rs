@@ -110,16 +110,13 @@ impl Answer {
     fn rate(&self, at: usize, sample: &Sample) -> Result<Score> {
         let config = &self.config;
         let Some(expected) = look_up(&sample.metadata, &config.key) else { return Ok(Score::None) };
-        let expected: Vec<Cow<'_, str>> = texts(expected)
-            .ok_or_else(|| self.unusable(at, sample))?
-            .into_iter()
-            .map(|text| self.of_key(text))
-            .collect();
-        let comparable = |text: &&Cow<'_, str>| match config.compare {
+        let expected = texts(expected).ok_or_else(|| self.unusable(at, sample))?;
+        let comparable = |text: &String| match self.config.compare {
             Compare::Exact => true,
             Compare::Numeric => number::parse(text).is_some(),
         };
-        let expected: Vec<&Cow<'_, str>> = expected.iter().filter(comparable).collect();
+        let expected: Vec<String> =
+            expected.iter().map(|text| self.of_key(text)).filter(comparable).collect();
         if expected.is_empty() {
             return Ok(Score::None);
         }
@@ -150,9 +147,9 @@ impl Answer {
     }
 
     /// The part of the expected text that is the answer.
-    fn of_key<'t>(&self, text: Cow<'t, str>) -> Cow<'t, str> {
-        let marked = self.config.key_marker.as_deref().and_then(|marker| after(&text, marker));
-        Cow::Owned(marked.unwrap_or(&text).trim().to_owned())
+    fn of_key(&self, text: &str) -> String {
+        let marked = self.config.key_marker.as_deref().and_then(|marker| after(text, marker));
+        marked.unwrap_or(text).trim().to_owned()
     }
 
     fn unusable(&self, at: usize, sample: &Sample) -> Error {

@@ -29,7 +29,7 @@ pub enum FormatScore {
 pub struct FormatConfig {
     /// Instructions to every prompt.
     pub checks: Vec<Check>,
-    /// Whether a prompt's own instructions are read from its metadata, as IFEval's rows write them:
+    /// Whether a prompt's own instructions are read from its metadata, as `IFEval`'s rows write them:
     /// `instruction_id_list` and, for each, a table of `kwargs`.
     pub from_metadata: bool,
     /// What following some of them is worth.
@@ -53,7 +53,7 @@ impl Default for FormatConfig {
     }
 }
 
-/// Checks instructions of format, as IFEval does (Zhou et al. 2023, arXiv:2311.07911).
+/// Checks instructions of format, as `IFEval` does (Zhou et al. 2023, arXiv:2311.07911).
 ///
 /// An empty response follows none. With `from_metadata`, a sample has no score where its metadata have no instruction,
 /// or one that has no [`Check`].

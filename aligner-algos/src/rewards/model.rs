@@ -114,15 +114,12 @@ impl ModelReward {
                 first.tokens.get(..first.prompt_len()) == sample.tokens.get(..prompt)
                     && used + own <= self.config.micro_batch_tokens
             };
-            match groups.last_mut().filter(joins) {
-                Some(group) => {
-                    group.samples.push(bare);
-                    used += own;
-                }
-                None => {
-                    groups.push(Group::single(at.to_string(), bare));
-                    used = sample.tokens.len();
-                }
+            if let Some(group) = groups.last_mut().filter(joins) {
+                group.samples.push(bare);
+                used += own;
+            } else {
+                groups.push(Group::single(at.to_string(), bare));
+                used = sample.tokens.len();
             }
         }
         groups

@@ -43,7 +43,6 @@ fn decimal(text: &str) -> Option<f64> {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "the nearest numbers of the same decimals")]
 mod tests {
     use super::*;
 

@@ -126,7 +126,9 @@ impl RewardParts {
         });
         let parts: Vec<PartScores> = parts.collect::<Result<_>>()?;
         let mut metrics = Metrics::default();
-        parts.iter().for_each(|part| part.log(&mut metrics));
+        for part in &parts {
+            part.log(&mut metrics);
+        }
         let totals: Vec<Option<f32>> = (0..samples.len()).map(|at| total(&parts, at)).collect();
         let tokens = |at: usize| match totals[at] {
             Some(_) => token_rewards(&parts, at),
@@ -245,7 +247,6 @@ impl std::fmt::Debug for RewardParts {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "exact in binary")]
 mod tests {
     use super::*;
 
@@ -277,19 +278,19 @@ mod tests {
         Box::new(Fixed(scores.map(Score::Sample).to_vec()))
     }
 
-    fn scored(parts: RewardParts) -> Result<Scored> {
+    fn scored(parts: &RewardParts) -> Result<Scored> {
         parts.score(&samples())
     }
 
     fn alone(scores: Vec<Score>) -> Result<Scored> {
-        scored(RewardParts::default().with("mine", 2.0, Box::new(Fixed(scores)))?)
+        scored(&RewardParts::default().with("mine", 2.0, Box::new(Fixed(scores)))?)
     }
 
     #[test]
     fn the_reward_is_the_weighted_sum() {
         let parts = RewardParts::default().with("a", 2.0, sample_scores([1.0, 0.5, 0.0])).expect("a part");
         let parts = parts.with("b", -1.0, sample_scores([1.0, 1.0, 3.0])).expect("a part");
-        let scored = scored(parts).expect("sound");
+        let scored = scored(&parts).expect("sound");
         assert_eq!(scored.totals, [Some(1.0), Some(0.0), Some(-3.0)]);
         assert!(scored.token_rewards.iter().all(Vec::is_empty));
         assert_eq!(scored.parts[1].scores[2], Score::Sample(3.0), "before the weight");
@@ -303,7 +304,7 @@ mod tests {
         let some = vec![Score::Sample(1.0), Score::None, Score::Sample(3.0)];
         let parts = RewardParts::default().with("some", 1.0, Box::new(Fixed(some))).expect("a part");
         let parts = parts.with("all", 1.0, sample_scores([1.0; 3])).expect("a part");
-        let scored = scored(parts).expect("sound");
+        let scored = scored(&parts).expect("sound");
         assert_eq!(scored.totals, [Some(2.0), None, Some(4.0)]);
         assert_eq!(scored.unscored(), 1);
         assert_eq!(scored.metrics.get("rewards/some/mean"), Some(2.0), "over those with a score");
@@ -316,7 +317,7 @@ mod tests {
         let parts = RewardParts::default().with("t", 2.0, Box::new(Fixed(tokens.clone()))).expect("a part");
         let parts = parts.with("u", 1.0, Box::new(Fixed(tokens))).expect("a part");
         let parts = parts.with("s", 1.0, sample_scores([7.0; 3])).expect("a part");
-        let scored = scored(parts).expect("sound");
+        let scored = scored(&parts).expect("sound");
         assert_eq!(scored.totals, [Some(7.0), Some(22.0), None]);
         assert_eq!(scored.token_rewards, [vec![0.0, 3.0, 6.0], vec![], vec![]]);
         assert_eq!(scored.metrics.get("rewards/t/mean"), Some(4.0), "tokens are summed");
@@ -325,7 +326,7 @@ mod tests {
     #[test]
     fn a_part_that_panics_or_fails_is_named() {
         let parts = RewardParts::default().with("mine", 1.0, Box::new(Panics)).expect("a part");
-        let message = scored(parts).expect_err("panics").to_string();
+        let message = scored(&parts).expect_err("panics").to_string();
         assert_eq!(message, "reward `mine` panicked: boom at 3");
         let message = alone(vec![Score::None]).expect_err("one score").to_string();
         assert_eq!(message, "reward `mine` gave 1 scores for 3 samples");
@@ -355,6 +356,6 @@ mod tests {
         assert!(refused(one(), "a", 1.0).starts_with("reward.a: "));
         assert!(refused(one(), "", 1.0).starts_with("reward.: "));
         assert!(refused(one(), "b", f64::NAN).starts_with("reward.b.weight: "));
-        assert!(scored(RewardParts::default()).expect_err("no part").to_string().starts_with("reward: "));
+        assert!(scored(&RewardParts::default()).expect_err("no part").to_string().starts_with("reward: "));
     }
 }

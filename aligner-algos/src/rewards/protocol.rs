@@ -3,6 +3,8 @@
 //! A request is one line a sample, `{"id": 7, "prompt": "…", "response": "…", "metadata": {…}}`; the answer to it is
 //! one line, with one of `"score": 0.5`, `"score": null` (no score) and `"scores": […]` (one a token), in any order.
 
+use std::fmt::Write as _;
+
 use aligner_core::{Error, Result, Sample, Score};
 use serde_json::{Map, Value, json};
 
@@ -38,7 +40,8 @@ fn ascii(text: &str) -> String {
             continue;
         }
         for unit in symbol.encode_utf16(&mut [0; 2]) {
-            escaped.push_str(&format!("\\u{unit:04x}"));
+            // Writing to a string cannot fail.
+            let _ = write!(escaped, "\\u{unit:04x}");
         }
     }
     escaped
@@ -195,7 +198,9 @@ mod tests {
         let samples = samples();
         let mut answers = Answers::new(&samples, &[0, 2], 10);
         let (last, before) = lines.split_last().expect("a line");
-        before.iter().for_each(|line| answers.take(line).expect("sound"));
+        for line in before {
+            answers.take(line).expect("sound");
+        }
         answers.take(last).expect_err("faulty")
     }
 

@@ -15,7 +15,7 @@ const MOST_BODY_BYTES: u64 = 256 << 20;
 /// Characters of a refusal's body that an error shows.
 const SHOWN_CHARS: usize = 500;
 /// Longest pause before another try.
-const MOST_PAUSE: Duration = Duration::from_secs(60);
+const MOST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Settings of [`RemoteReward`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

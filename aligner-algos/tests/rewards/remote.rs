@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 /// What a server got: the head and the lines of each request.
 type Requests = Receiver<(String, Vec<Value>)>;
 
-/// A server that answers each connection with the next of these; `None` closes it without a word.
-fn serve(answers: Vec<Option<String>>) -> (String, Requests) {
+/// A server that answers each connection with the next of these; an empty one closes it without a word.
+fn serve(answers: Vec<String>) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let (sender, requests) = channel();
@@ -39,16 +39,14 @@ fn serve(answers: Vec<Option<String>>) -> (String, Requests) {
             let body = String::from_utf8(body).unwrap();
             let lines = body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let _ = sender.send((head, lines));
-            if let Some(answer) = answer {
-                let _ = (&stream).write_all(answer.as_bytes());
-            }
+            let _ = (&stream).write_all(answer.as_bytes());
         }
     });
     (url, requests)
 }
 
-fn response(status: &str, body: &str) -> Option<String> {
-    Some(format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len()))
+fn response(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
 fn samples() -> Vec<Sample> {
@@ -106,7 +104,7 @@ fn large_batches_are_posted_in_parts() {
 fn failures_that_may_pass_are_tried_again() {
     let busy = || response("503 Service Unavailable", "loading");
     let (url, requests) =
-        serve(vec![busy(), None, response("429 Too Many Requests", ""), response("200 OK", ALL)]);
+        serve(vec![busy(), String::new(), response("429 Too Many Requests", ""), response("200 OK", ALL)]);
     let start = Instant::now();
     assert_eq!(scores(config(&url)).unwrap(), expected());
     assert!(start.elapsed() >= Duration::from_millis(10 + 20 + 40), "the pause doubles");

@@ -66,12 +66,13 @@ impl Task for ChainSum {
             (false, _) => 10_i64.pow(digits - 1),
         };
         let first = draws.between(least, most);
-        let (mut expression, mut sum) = (first.to_string(), i128::from(first));
+        let (mut words, mut sum) = (vec![first.to_string()], i128::from(first));
         for _ in 1..terms {
             let (plus, term) = (draws.below(2) == 0, draws.between(least, most));
-            expression += &format!(" {} {term}", if plus { '+' } else { '-' });
+            words.push(format!("{} {term}", if plus { '+' } else { '-' }));
             sum += i128::from(if plus { term } else { -term });
         }
+        let expression = words.join(" ");
         let prompt = format!("State the final answer to the following arithmetic problem: {expression} =");
         let metadata = json!({
             "task": NAME,

@@ -28,10 +28,10 @@ impl Relation {
     }
 }
 
-/// An instruction, with the names that IFEval has for it and for what it asks.
+/// An instruction, with the names that `IFEval` has for it and for what it asks.
 ///
 /// Keywords are taken as they are, not as patterns, and in any case of their letters. The two checks of the case of
-/// all letters look at the letters alone; IFEval's also want the response to be English.
+/// all letters look at the letters alone; `IFEval`'s also want the response to be English.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are described with their variants")]
@@ -93,7 +93,7 @@ pub enum Check {
 }
 
 impl Check {
-    /// The check of an IFEval row's instruction, such as `keywords:existence`, and its `kwargs`; none where there is
+    /// The check of an `IFEval` row's instruction, such as `keywords:existence`, and its `kwargs`; none where there is
     /// no such check.
     ///
     /// # Errors
@@ -125,8 +125,8 @@ impl Check {
             | Self::Postscript { postscript_marker: text }
             | Self::MultipleSections { section_spliter: text, .. }
             | Self::ConstrainedStart { starter: text }
-            | Self::EndChecker { end_phrase: text } => text.trim().is_empty(),
-            Self::RepeatPrompt { prompt_to_repeat: Some(text) } => text.trim().is_empty(),
+            | Self::EndChecker { end_phrase: text }
+            | Self::RepeatPrompt { prompt_to_repeat: Some(text) } => text.trim().is_empty(),
             _ => false,
         };
         if empty {

@@ -83,7 +83,7 @@ pub(super) fn bullets(text: &str) -> usize {
     stars + pattern!(r"(?m)^\s*-.*$").find_iter(text).count()
 }
 
-/// Whether the text has one of the three answers that IFEval offers.
+/// Whether the text has one of the three answers that `IFEval` offers.
 pub(super) fn is_constrained(text: &str) -> bool {
     ["My answer is yes.", "My answer is no.", "My answer is maybe."]
         .iter()

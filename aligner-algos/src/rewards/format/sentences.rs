@@ -1,7 +1,7 @@
 //! The sentences of an English text: Punkt, as NLTK applies it.
 //!
 //! Kiss and Strunk 2006, "Unsupervised Multilingual Sentence Boundary Detection". The rules follow NLTK 3.10's
-//! `PunktSentenceTokenizer`, which is what IFEval counts with; the parameters are NLTK's for English.
+//! `PunktSentenceTokenizer`, which is what `IFEval` counts with; the parameters are NLTK's for English.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
