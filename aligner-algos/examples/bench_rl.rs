@@ -150,7 +150,8 @@ fn peak_mib() -> f64 {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let text = |at: usize, default: &'static str| arguments.get(at).map_or(default, String::as_str).to_owned();
+    let text =
+        |at: usize, default: &'static str| arguments.get(at).map_or(default, String::as_str).to_owned();
     let (path, name) = (text(0, "target/bench/model"), text(1, "grpo"));
     let repeats: usize = text(2, "3").parse().unwrap_or(3);
     let case = if text(3, "short") == "long" { LONG } else { SHORT };

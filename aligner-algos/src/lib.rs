@@ -53,8 +53,8 @@ pub use grpo::{Grpo, GrpoConfig, GrpoLoss};
 pub use learner::{Learner, LearnerConfig};
 pub use micro_batch::micro_batches;
 pub use online::{
-    AdaptiveKlConfig, Critic, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts, RolloutConfig,
-    Watch,
+    AdaptiveKlConfig, Critic, EngineWeights, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts,
+    RolloutConfig, Watch,
 };
 pub use ppo::{KlConfig, KlPlace, Ppo, PpoConfig};
 pub use preflight::{PreflightConfig, PreflightInput, PreflightReport, preflight};

@@ -25,7 +25,7 @@ use learn::{Learned, Teacher};
 use scoring::Scorer;
 
 pub use collect::Prompts;
-pub use config::{AdaptiveKlConfig, OldLogps, RolloutConfig};
+pub use config::{AdaptiveKlConfig, EngineWeights, OldLogps, RolloutConfig};
 pub use critic::Critic;
 pub use state::OnlineState;
 

@@ -1,6 +1,7 @@
 //! `aligner plan`: what a run will do and take, before it is started.
 
 mod memory;
+mod rollouts;
 mod shape;
 
 use std::time::{Duration, Instant};
@@ -46,6 +47,18 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
         let prompts = data.prompts(run.config.run.sample_prompts)?;
         let engine = engine_config(&prompts, run.config.run.sample_tokens);
         out.push_str(&memory::cache(&engine, model.checkpoint.config(), prompts.len()));
+    }
+    if run.online {
+        let config = model.checkpoint.config();
+        let trained = trained.unwrap_or_else(|| config.num_params());
+        out.push_str(&rollouts::describe(&run, config, data.longest()?, trained, steps));
+    }
+    if arguments.measure && run.online {
+        return Err(crate::Usage(format!(
+            "--measure: times steps on rows, and `{}` draws its own samples; its log says what each phase takes (timing_s)",
+            run.name
+        ))
+        .into());
     }
     if arguments.measure {
         out.push_str(&time(&run, &model, &data, steps)?);

@@ -23,7 +23,7 @@ pub(crate) use adapter::{
 };
 pub(crate) use data::Data;
 pub(crate) use engine::{EngineFlags, PROBE, engine};
-pub(crate) use online::{online, prompt_of};
+pub(crate) use online::{online, prompt_of, rollout_engine};
 
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};

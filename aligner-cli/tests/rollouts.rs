@@ -41,10 +41,18 @@ fn every_algorithm_runs_from_a_file_and_leaves_what_a_reader_wants() {
     for algorithm in ["ppo", "rloo", "grpo", "reinforce", "rejection", "best_of_n_dpo"] {
         run_file(&scene, &format!("[algorithm.{algorithm}]"), "");
         scene.aligner(&["check-algorithm", "run.toml"]).succeeds();
+        let plan = scene.aligner(&["plan", "run.toml"]);
+        assert!(plan.succeeds().contains("3 prompts x 3 responses"), "{}", plan.stdout);
         let out = scene.aligner(&["train", "run.toml", "--overwrite"]);
         assert!(out.succeeds().contains("reward"), "{algorithm}: {}", out.stdout);
         let log = scene.read("run/metrics.jsonl");
-        for name in ["\"reward\"", "rewards/vowels/mean", "completions/mean_length", "timing_s/generate", "eval/reward"] {
+        for name in [
+            "\"reward\"",
+            "rewards/vowels/mean",
+            "completions/mean_length",
+            "timing_s/generate",
+            "eval/reward",
+        ] {
             assert!(log.contains(name), "{algorithm}: no {name}");
         }
         let rollouts = scene.read("run/rollouts.jsonl");
@@ -98,7 +106,10 @@ fn a_killed_run_ends_with_the_same_bits_and_asks_no_program_twice() {
             child.wait().unwrap();
         }
         scene.aligner(&["train", "run.toml", "--set", &killed, "--resume"]).succeeds();
-        assert!(weights(&scene, &format!("{name}_whole")) == weights(&scene, &format!("{name}_killed")), "{name}");
+        assert!(
+            weights(&scene, &format!("{name}_whole")) == weights(&scene, &format!("{name}_killed")),
+            "{name}"
+        );
         // A question that was on its way when the program died has no answer on record, and is asked again.
         let mut again = questions(&scene);
         again.dedup();
@@ -117,7 +128,13 @@ fn tasks_are_asked_and_graded() {
         "path = \"prompts.jsonl\"\nholdout = 4",
         "task = { kind = \"chain_sum\" }\nlimit = 40\nholdout = 5\nraw_text = true",
     );
-    scene.write("run.toml", text.replace("[reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"", "[reward.task]"));
+    scene.write(
+        "run.toml",
+        text.replace(
+            "[reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"",
+            "[reward.task]",
+        ),
+    );
     scene.aligner(&["train", "run.toml"]).succeeds();
     let log = scene.read("run/metrics.jsonl");
     assert!(log.contains("rewards/task/mean"), "{log}");
@@ -153,7 +170,8 @@ fn mistakes_are_told_with_their_places() {
     with("[algorithm.grpo]", "", "[reward.regex]\npattern = \"(\"\n").fails(2, &["reward.regex.pattern"]);
     with("[algorithm.grpo]", "temperature = 0.0", regex).fails(2, &["rollout.temperature"]);
     with("[algorithm.grpo]", "top_p = 0.9", regex).fails(2, &["rollout.top_p", "importance"]);
-    with("[algorithm.grpo]", "max_completion_length = 100000", regex).fails(2, &["rollout.max_completion_length"]);
+    with("[algorithm.grpo]", "max_completion_length = 100000", regex)
+        .fails(2, &["rollout.max_completion_length"]);
     with("[algorithm.dpo]", "", regex).fails(2, &["`dpo` draws no samples"]);
     with("[algorithm.rloo]", "num_generations = 1", regex).fails(1, &["prompts.jsonl:"]);
     let model = "[reward.judge]\nkind = \"model\"\npath = \"model\"\n";
@@ -161,7 +179,9 @@ fn mistakes_are_told_with_their_places() {
     run_file(&scene, "[algorithm.grpo]", "");
     let pairs = scene.read("run.toml").replace("prompts.jsonl", "pairs.jsonl");
     scene.write("run.toml", pairs);
-    scene.aligner(&["train", "run.toml", "--overwrite"]).fails(2, &["trains on prompts", "format = \"prompt\""]);
+    scene
+        .aligner(&["train", "run.toml", "--overwrite"])
+        .fails(2, &["trains on prompts", "format = \"prompt\""]);
     let text = scene.read("run.toml").replace("holdout = 4", "holdout = 4\nformat = \"prompt\"");
     scene.write("run.toml", text);
     scene.aligner(&["train", "run.toml", "--overwrite"]).succeeds();

@@ -115,6 +115,19 @@ impl EngineConfig {
         (bytes / Self::page_bytes(config).max(1)).min(most)
     }
 
+    /// Bytes of the smaller copy of a model's weights; 0 where there is none.
+    pub fn packed_bytes(&self, config: &ModelConfig) -> usize {
+        let Some(kind) = self.packed else { return 0 };
+        let bytes = |(name, shape): (String, Vec<usize>)| {
+            let head =
+                name.starts_with("lm_head") || (config.tie_embeddings && name.contains("embed_tokens"));
+            let kind = if head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
+            let matrix = shape.len() == 2 && (head || !name.contains("embed_tokens"));
+            if matrix { kind.bytes(shape.iter().product()) } else { 0 }
+        };
+        CausalLm::parameters(config).into_iter().map(bytes).sum()
+    }
+
     /// Bytes of a page, [`PAGE`] tokens, in all layers.
     pub fn page_bytes(config: &ModelConfig) -> usize {
         Store::page_bytes(config)

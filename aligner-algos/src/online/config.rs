@@ -36,6 +36,21 @@ impl Default for AdaptiveKlConfig {
     }
 }
 
+/// How the engine keeps the weights that it draws with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineWeights {
+    /// The trainer's own.
+    #[default]
+    F32,
+    /// A copy of 16 bits a value.
+    Bf16,
+    /// A copy of 8 bits a value.
+    Int8,
+    /// A copy of 4 bits a value.
+    Int4,
+}
+
 /// Settings of [`crate::Online`]; the names are TRL's where it has one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -64,6 +79,9 @@ pub struct RolloutConfig {
     pub max_staleness: usize,
     /// Where `old` log-probabilities come from.
     pub old_logps: OldLogps,
+    /// The weights that samples are drawn with: a smaller copy is faster, is made anew at each step, and needs
+    /// `importance`.
+    pub weights: EngineWeights,
     /// Corrects samples of other weights or another distribution than the trainer's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub importance: Option<ImportanceConfig>,
@@ -102,6 +120,7 @@ impl Default for RolloutConfig {
             num_minibatches: 1,
             max_staleness: 0,
             old_logps: OldLogps::Engine,
+            weights: EngineWeights::F32,
             importance: None,
             adaptive_kl: None,
             dynamic_sampling: false,
@@ -143,6 +162,10 @@ impl RolloutConfig {
             let message = "cuts the distribution that is sampled, and the trainer's log-probabilities are of the whole one; \
                            leave it off, or correct for it with [rollout.importance]";
             errors.push(Error::setting(key, message));
+        }
+        if self.weights != EngineWeights::F32 && self.importance.is_none() {
+            let message = "a smaller copy draws from another distribution than the trainer's; correct for it with [rollout.importance]";
+            errors.push(Error::setting("weights", message));
         }
         if self.importance.is_some() && self.old_logps == OldLogps::Engine {
             let message =
@@ -207,6 +230,7 @@ mod tests {
             (RolloutConfig { num_generations: 0, ..base.clone() }, "num_generations"),
             (RolloutConfig { temperature: 0.0, ..base.clone() }, "temperature"),
             (RolloutConfig { top_p: 0.9, ..base.clone() }, "top_p"),
+            (RolloutConfig { weights: EngineWeights::Int8, ..base.clone() }, "weights"),
             (RolloutConfig { min_completion_length: 300, ..base.clone() }, "min_completion_length"),
             (RolloutConfig { max_kl: Some(f64::NAN), ..base.clone() }, "max_kl"),
         ] {

@@ -116,7 +116,7 @@ fn count(elements: usize) -> String {
     }
 }
 
-fn bytes(size: f64) -> String {
+pub(super) fn bytes(size: f64) -> String {
     if size < 1e9 { format!("{:.0} MB", size / 1e6) } else { format!("{:.2} GB", size / 1e9) }
 }
 

@@ -4,12 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aligner_algos::rewards::RewardParts;
-use aligner_algos::{Critic, Learner, Online, OnlineParts, Reference, RolloutConfig, ValueLoss};
+use aligner_algos::{
+    Critic, EngineWeights, Learner, Online, OnlineParts, Reference, RolloutConfig, ValueLoss,
+};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PAGE;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
 use aligner_core::{Device, Error, Needs, Prompt};
-use aligner_infer::{CacheSize, EngineConfig};
+use aligner_infer::{CacheSize, EngineConfig, PackedKind};
 
 use super::{LoadedModel, alone, engine};
 use crate::Run;
@@ -43,7 +45,7 @@ pub(crate) fn online(
         );
         return Err(run.blame(Error::setting("rollout.max_completion_length", message)));
     }
-    let engine_config = EngineConfig { cache: cache(run, &config, longest), ..EngineConfig::default() };
+    let engine_config = rollout_engine(run, &config, longest);
     let device = policy.device().clone();
     let rewards = rewards(run, model, &device)?;
     let (critic, critic_config) = if run.algorithm.needs().contains(Needs::VALUES) {
@@ -66,12 +68,20 @@ pub(crate) fn online(
     Ok((Online::new(config, parts, run.config.run.seed)?, critic_config))
 }
 
-/// Room for all responses of a step, each with its last page and one beside it. It must not depend on the memory that
-/// is free: which responses give way to others decides which are complete first.
-pub(crate) fn cache(run: &Run, config: &RolloutConfig, longest: usize) -> CacheSize {
+/// The engine of a rollout loop whose longest sequence is `longest` tokens: with room for all responses of a step, each
+/// with its last page and one beside it. It must not depend on the memory that is free: which responses give way to
+/// others decides which are complete first.
+pub(crate) fn rollout_engine(run: &Run, config: &RolloutConfig, longest: usize) -> EngineConfig {
     let responses = (run.config.run.batch_size + config.oversampling) * config.num_generations;
     let most = responses.min(EngineConfig::default().max_running);
-    CacheSize::Tokens(most * (longest + 2 * PAGE))
+    let packed = match config.weights {
+        EngineWeights::F32 => None,
+        EngineWeights::Bf16 => Some(PackedKind::Bf16),
+        EngineWeights::Int8 => Some(PackedKind::Int8),
+        EngineWeights::Int4 => Some(PackedKind::Int4),
+    };
+    let cache = CacheSize::Tokens(most * (longest + 2 * PAGE));
+    EngineConfig { cache, packed, ..EngineConfig::default() }
 }
 
 fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Result<RewardParts> {

@@ -194,6 +194,18 @@ pub enum PackedKind {
     Int4,
 }
 
+impl PackedKind {
+    /// Bytes that so many values take, their scales included.
+    pub fn bytes(self, values: usize) -> usize {
+        let scales = values.div_ceil(GROUP) * size_of::<f32>();
+        match self {
+            Self::Bf16 => 2 * values,
+            Self::Int8 => values + scales,
+            Self::Int4 => values.div_ceil(2) + scales,
+        }
+    }
+}
+
 /// A smaller copy of a matrix, for generation.
 #[derive(Debug, Clone)]
 pub struct PackedWeight {
