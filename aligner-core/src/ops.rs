@@ -7,6 +7,8 @@
 mod attention;
 mod dora;
 mod dropout;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod embedding;
 mod gemm;
 pub mod host;
