@@ -21,7 +21,7 @@ mod tests;
 
 pub use attention::{SPAN, Tiles, paged_attention};
 pub use device::{Accelerator, Buffer, Element};
-pub use product::{Matrix, product};
+pub use product::{Matrix, Product, products};
 pub use rms_norm::norm_rows;
 pub use rotary::{KvPages, Qkv, rotate_and_write};
 pub use rows::{copy_range, gather_rows};

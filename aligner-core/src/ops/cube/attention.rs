@@ -1,6 +1,6 @@
 //! Attention of a few query rows straight over the pages of a key-value cache.
 //!
-//! A cube takes a tile of rows of one sequence, the heads that share a key-value head, and one [`SPAN`] of
+//! A cube takes a tile of rows of one sequence, heads that share a key-value head, and one [`SPAN`] of
 //! positions; it leaves the span's largest score, its sum of exponentials and its weighted sum of values. A
 //! second kernel combines the spans of each row, from the first one on (Dao et al. 2023, flash decoding). The
 //! spans lie at fixed positions and every sum has a fixed shape: nothing depends on the tiles, nor on what else
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Positions that one cube attends to: whole pages.
 pub const SPAN: usize = 4 * PAGE;
 
-/// Query heads times rows of a tile, at most, unless a group of heads is larger.
+/// Query heads times rows of a tile, at most.
 const LINES: usize = 16;
 /// Bytes of partial results at most; a batch of more is cut.
 const PARTIAL_BYTES: usize = 1 << 28;
@@ -59,9 +59,9 @@ impl Tiles {
         (spans, table): (&[Span], &[u32]),
         shape: AttentionShape,
     ) -> Result<Self> {
-        let group = shape.heads / shape.kv_heads.max(1);
+        let group = group_of(shape);
         let longest = spans.iter().map(|span| span.rows.len()).max().unwrap_or(0);
-        let tile_rows = (LINES / group.max(1)).max(1).min(longest.next_power_of_two().max(1));
+        let tile_rows = (LINES / group).min(longest.next_power_of_two().max(1));
         let (mut tiles, mut positions, mut cuts) = (Vec::new(), Vec::new(), Vec::<Cut>::new());
         for span in spans {
             let end = span.position + span.rows.len();
@@ -125,11 +125,11 @@ pub fn paged_attention(
     }
     let out = device.empty(q.len());
     let units = device.units(if head_dim > 64 { 128 } else { 64 });
-    let group = heads / kv_heads;
+    let group = group_of(shape);
     for cut in &tiles.cuts {
         let partial = device.empty::<f32>(cut.rows * heads * cut.spans * head_dim);
         let stats = device.empty::<f32>(cut.rows * heads * cut.spans * 2);
-        let count = CubeCount::Static(cut.tiles as u32, kv_heads as u32, cut.spans as u32);
+        let count = CubeCount::Static(cut.tiles as u32, (heads / group) as u32, cut.spans as u32);
         // SAFETY: rows, positions and pages were checked when the tiles were made and above; partial
         // results have a place for each row, head and span.
         unsafe {
@@ -148,6 +148,7 @@ pub fn paged_attention(
                 cut.first_tile,
                 cut.first_row,
                 cut.spans,
+                heads,
                 kv_heads,
                 group,
                 head_dim,
@@ -174,7 +175,13 @@ pub fn paged_attention(
     Ok(out)
 }
 
-/// A span of one tile and one key-value head.
+/// Heads of a cube: all that share a key-value head, or an equal part of them.
+fn group_of(shape: AttentionShape) -> usize {
+    let sharing = shape.heads / shape.kv_heads.max(1);
+    (1..=LINES).rev().find(|&part| sharing.is_multiple_of(part)).unwrap_or(1)
+}
+
+/// A span of one tile and one group of heads.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
 fn attend(
@@ -189,6 +196,7 @@ fn attend(
     first_tile: usize,
     first_row: usize,
     spans: usize,
+    #[comptime] heads: usize,
     #[comptime] kv_heads: usize,
     #[comptime] group: usize,
     #[comptime] head_dim: usize,
@@ -196,9 +204,9 @@ fn attend(
     #[comptime] units: usize,
 ) {
     let lines = comptime!(tile_rows * group);
-    let heads = comptime!(kv_heads * group);
     let unit = UNIT_POS as usize;
-    let kv_head = CUBE_POS_Y as usize;
+    let first_head = CUBE_POS_Y as usize * group;
+    let kv_head = first_head / comptime!(heads / kv_heads);
     let span = CUBE_POS_Z as usize;
     let tile = (first_tile + CUBE_POS_X as usize) * 4;
     let row = tiles[tile] as usize;
@@ -214,7 +222,7 @@ fn attend(
         while at < comptime!(lines * head_dim) {
             let line = at / head_dim;
             let from = row + clamp_max(line / group, rows - 1);
-            queries[at] = q[(from * heads + kv_head * group + line % group) * head_dim + at % head_dim];
+            queries[at] = q[(from * heads + first_head + line % group) * head_dim + at % head_dim];
             at += units;
         }
         sync_cube();
@@ -300,7 +308,7 @@ fn attend(
             #[unroll]
             for line in 0..lines {
                 if line / group < rows {
-                    let head = kv_head * group + line % group;
+                    let head = first_head + line % group;
                     let to = ((row - first_row + line / group) * heads + head) * spans + span;
                     partial[to * head_dim + d] = sums[line];
                     if d == 0 {

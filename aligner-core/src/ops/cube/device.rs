@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::path::Path;
 
+use cubecl::device::DeviceUnavailable;
 use cubecl::prelude::{BufferArg, Client, CubeCount, CubeDim, CubeElement};
 use cubecl::server::Handle;
 
@@ -34,9 +36,24 @@ impl Accelerator {
     /// The CUDA device at `index`.
     ///
     /// # Errors
-    /// [`Error::Setting`] where this build has no CUDA, or the machine no such device.
+    /// [`Error::Setting`] where this build has no CUDA, the machine no such device, or the toolkit's library of
+    /// mathematical functions is not found, which the kernels are linked with as they are compiled.
     pub fn cuda(index: usize) -> Result<Self> {
-        Self::of(cubecl::Device::cuda(index))
+        let device = cubecl::Device::cuda(index).map_err(|error| {
+            let hint = match error {
+                DeviceUnavailable::NoSuchDevice { available: 0, .. } => {
+                    "; is NVIDIA's driver (libcuda.so.1) installed, and is the device visible to this process?"
+                }
+                _ => "",
+            };
+            Error::setting("device", format!("cuda:{index}: {error}{hint}"))
+        })?;
+        if !has_libdevice() {
+            let message = "libdevice.10.bc is not found: install the CUDA toolkit, or set CUDA_PATH to a \
+                           directory with nvvm/libdevice/libdevice.10.bc";
+            return Err(Error::setting("device", format!("cuda:{index}: {message}")));
+        }
+        Ok(Self::with_client(device.client()))
     }
 
     /// `CubeCL`'s runtime on this machine's processor: slow, for tests.
@@ -44,11 +61,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Setting`] where this build lacks it.
     pub fn cpu() -> Result<Self> {
-        Self::of(cubecl::Device::cpu())
-    }
-
-    fn of(device: std::result::Result<cubecl::Device, cubecl::device::DeviceUnavailable>) -> Result<Self> {
-        let device = device.map_err(|error| Error::setting("device", error.to_string()))?;
+        let device = cubecl::Device::cpu().map_err(|error| Error::setting("device", error.to_string()))?;
         Ok(Self::with_client(device.client()))
     }
 
@@ -111,6 +124,16 @@ impl Accelerator {
     pub(super) fn flat(&self, elements: usize) -> (CubeCount, CubeDim) {
         let units = self.units(256);
         (CubeCount::Static(elements.div_ceil(units) as u32, 1, 1), CubeDim::new_1d(units as u32))
+    }
+}
+
+/// Whether the library that CUDA's compiler takes `exp` and its like from is where `CubeCL` looks for it.
+fn has_libdevice() -> bool {
+    const ROOTS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
+    let has = |root: &Path| root.join("nvvm/libdevice/libdevice.10.bc").is_file();
+    match std::env::var_os("CUDA_PATH") {
+        Some(root) => has(Path::new(&root)),
+        None => ROOTS.iter().any(|root| has(Path::new(root))),
     }
 }
 

@@ -55,40 +55,34 @@ pub fn draw_rows(
     }
     let vocab = logits.len() / rows;
     let units = device.units(256);
-    let floats = settings.iter().flat_map(|one| {
+    let numbers = settings.iter().flat_map(|one| {
         let greedy = one.temperature == 0.0;
         let scale = if greedy { 1.0 } else { one.temperature.recip().min(f32::MAX) };
-        [scale, one.min_p.max(f32::MIN_POSITIVE)]
+        let top_k = if greedy { 1 } else { one.top_k };
+        let top_k = if top_k >= vocab { 0.0 } else { top_k as f64 };
+        let least = f64::from(one.min_p.max(f32::MIN_POSITIVE));
+        let top_p = if greedy { 1.0 } else { f64::from(one.top_p) };
+        [f64::from(scale), top_k, top_p, least, one.uniform]
     });
-    let doubles = settings.iter().flat_map(|one| [one.uniform, f64::from(one.top_p)]);
-    let words = settings.iter().flat_map(|one| {
-        let top_k = if one.top_k >= vocab { 0 } else { one.top_k as u32 };
-        [top_k, u32::from(one.temperature == 0.0)]
-    });
-    let floats = device.upload(&floats.collect::<Vec<f32>>());
-    let doubles = device.upload(&doubles.collect::<Vec<f64>>());
-    let words = device.upload(&words.collect::<Vec<u32>>());
-    let tokens = device.empty::<u32>(rows);
-    let sums = device.empty::<f64>(rows * kernel::OUTPUTS);
+    let numbers = device.upload(&numbers.collect::<Vec<f64>>());
+    let results = device.empty::<f64>(rows * kernel::RESULTS);
     kernel::draw::launch(
         device.client(),
         CubeCount::Static(rows as u32, 1, 1),
         CubeDim::new_1d(units as u32),
         logits.arg(),
-        floats.arg(),
-        doubles.arg(),
-        words.arg(),
-        tokens.arg(),
-        sums.arg(),
+        numbers.arg(),
+        results.arg(),
         vocab,
         units,
     );
-    let (tokens, sums) = (device.read(&tokens)?, device.read(&sums)?);
-    let draw = |(&token, sums): (&u32, &[f64])| {
-        let &[weight, total, logit, largest, raw_total] = sums else { return None };
+    let draw = |(results, settings): (&[f64], &DrawSettings)| {
+        let &[token, weight, total, logit, largest, raw_total] = results else { return None };
         let raw = logit - largest - raw_total.ln();
-        let logp = if weight > 0.0 { weight.ln() - total.ln() } else { raw };
-        (token != kernel::NO_TOKEN).then_some(Draw { token, logp: logp as f32, raw_logp: raw as f32 })
+        let logp = if settings.temperature == 0.0 { raw } else { weight.ln() - total.ln() };
+        let draw = Draw { token: token as u32, logp: logp as f32, raw_logp: raw as f32 };
+        (token >= 0.0).then_some(draw)
     };
-    Ok(tokens.iter().zip(sums.chunks_exact(kernel::OUTPUTS)).map(draw).collect())
+    let results = device.read(&results)?;
+    Ok(results.chunks_exact(kernel::RESULTS).zip(settings).map(draw).collect())
 }

@@ -1,10 +1,11 @@
 //! The kernels on `CubeCL`'s runtime for processors, against the host kernels and plain code.
 
+mod composition;
 mod sampling;
 
 use super::*;
 use crate::ops::AttentionShape;
-use crate::ops::rows::{self, F32, PAGE, PagedKv, Product, Span, Weight, page_elements, write_kv};
+use crate::ops::rows::{self, F32, PAGE, PagedKv, Span, Weight, page_elements, write_kv};
 use crate::ops::testing::values;
 
 /// The test device.
@@ -28,12 +29,13 @@ fn products_match_the_host_and_do_not_depend_on_company() {
         let base = values(rows * outputs, 4);
         let mut expected = base.clone();
         let weight = Weight::F32(F32::new(&w, outputs, inputs));
-        rows::products(&x, rows, [Product { weight, bias: Some(&bias), out: &mut expected, add: true }]);
+        let on_host = rows::Product { weight, bias: Some(&bias), out: &mut expected, add: true };
+        rows::products(&x, rows, [on_host]);
         let matrix = Matrix::F32(device.upload(&w), [outputs, inputs]);
         let (bias, base_there) = (device.upload(&bias), device.upload(&base));
         let run = |x: &[f32], base: &Buffer<f32>| {
-            let out = product(&device, &device.upload(x), &matrix, Some(&bias), Some(base)).unwrap();
-            device.read(&out).unwrap()
+            let product = Product { weight: &matrix, bias: Some(&bias), add_to: Some(base) };
+            device.read(&products(&device, &device.upload(x), &[product]).unwrap()[0]).unwrap()
         };
         let got = run(&x, &base_there);
         assert!(error(&got, &expected) < 2e-6, "{rows} {inputs} {outputs}: {}", error(&got, &expected));
@@ -46,6 +48,30 @@ fn products_match_the_host_and_do_not_depend_on_company() {
 }
 
 #[test]
+fn a_group_of_products_is_its_members() {
+    let device = device();
+    let (rows, inputs) = (3, 48);
+    let x = device.upload(&values(rows * inputs, 1));
+    let bias = device.upload(&values(10, 2));
+    let matrices = [21, 6, 10, 5].map(|outputs| {
+        Matrix::F32(device.upload(&values(outputs * inputs, outputs as u64)), [outputs, inputs])
+    });
+    let bf16 = Matrix::Bf16(device.upload(&vec![half::bf16::ONE; 2 * inputs]), [2, inputs]);
+    let mut group: Vec<Product<'_>> =
+        matrices.iter().chain([&bf16]).map(|weight| Product { weight, bias: None, add_to: None }).collect();
+    group[2].bias = Some(&bias);
+    let together = products(&device, &x, &group).unwrap();
+    assert_eq!(together.len(), group.len());
+    for (together, product) in together.iter().zip(&group) {
+        let alone = products(&device, &x, std::slice::from_ref(product)).unwrap();
+        assert_eq!(device.read(together).unwrap(), device.read(&alone[0]).unwrap());
+    }
+    let wrong = Matrix::F32(device.empty(7 * 5), [5, 7]);
+    let message = products(&device, &x, &[Product { weight: &wrong, bias: None, add_to: None }]);
+    assert!(message.unwrap_err().to_string().contains("a multiple of 7"));
+}
+
+#[test]
 fn products_of_bf16_weights_are_those_of_their_values_in_f32() {
     let device = device();
     let (rows, inputs, outputs) = (3, 48, 21);
@@ -53,9 +79,12 @@ fn products_of_bf16_weights_are_those_of_their_values_in_f32() {
     let halves: Vec<half::bf16> = values(outputs * inputs, 2).into_iter().map(half::bf16::from_f32).collect();
     let wide: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
     let shape = [outputs, inputs];
-    let run = |weight| device.read(&product(&device, &x, &weight, None, None).unwrap()).unwrap();
-    let got = run(Matrix::Bf16(device.upload(&halves), shape));
-    assert_eq!(got, run(Matrix::F32(device.upload(&wide), shape)));
+    let run = |weight: &Matrix| {
+        let out = products(&device, &x, &[Product { weight, bias: None, add_to: None }]).unwrap();
+        device.read(&out[0]).unwrap()
+    };
+    let got = run(&Matrix::Bf16(device.upload(&halves), shape));
+    assert_eq!(got, run(&Matrix::F32(device.upload(&wide), shape)));
 }
 
 #[test]
@@ -148,7 +177,7 @@ fn rotation_writes_what_the_host_writes() {
 #[test]
 fn paged_attention_matches_the_host_whatever_the_chunks() {
     let device = device();
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 20), (2, 2, 72)] {
+    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 20), (2, 2, 72), (36, 2, 8)] {
         let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3 };
         // Two sequences, the first longer than two spans, their pages in no order.
         let lens = [2 * SPAN + 9, 40];

@@ -4,11 +4,12 @@ use cubecl::prelude::*;
 
 use crate::ops::cube::shared::{max_lines, sum_lines};
 
-/// What stands in place of a token where a row has none.
-pub(super) const NO_TOKEN: u32 = u32::MAX;
-/// Numbers about a drawn token: its weight (0 where the draw is greedy), the sum of the kept weights, its logit,
-/// the largest logit, and the sum of `e^(logit - largest)`.
-pub(super) const OUTPUTS: usize = 5;
+/// Numbers about a draw: one over the temperature, how many and how much probability to keep, the least weight to
+/// keep, and the draw in [0, 1).
+const SETTINGS: usize = 5;
+/// Numbers about a drawn token: its id, its weight, the sum of the kept weights, its logit, the largest logit, and
+/// the sum of `e^(logit - largest)`. The id is -1 where nothing could be drawn.
+pub(super) const RESULTS: usize = 6;
 
 /// Below this exponent a weight counts as 0, as on the host.
 const LEAST: f32 = -87.0;
@@ -24,6 +25,37 @@ struct Row {
     vocab: usize,
     largest: f32,
     scale: f32,
+}
+
+/// How a row's token is drawn.
+#[derive(CubeType, Clone, Copy)]
+struct Settings {
+    scale: f64,
+    top_k: f64,
+    top_p: f64,
+    min_p: f64,
+    uniform: f64,
+}
+
+#[cube]
+fn settings_of(all: &[f64], row: usize) -> Settings {
+    let at = row * SETTINGS;
+    Settings {
+        scale: all[at],
+        top_k: all[at + 1],
+        top_p: all[at + 2],
+        min_p: all[at + 3],
+        uniform: all[at + 4],
+    }
+}
+
+/// What is kept: all above an order, of those that have it the ones up to an id, and nothing that weighs less than
+/// `min_p`.
+#[derive(CubeType, Clone, Copy)]
+struct Kept {
+    least: u32,
+    last: usize,
+    min_p: f32,
 }
 
 /// An integer that is larger where the logit is larger; both zeros have the same.
@@ -143,14 +175,10 @@ fn least_order(
 
 /// Draws a token from each row.
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
 pub(super) fn draw(
     logits: &[f32],
-    floats: &[f32],
-    doubles: &[f64],
-    words: &[u32],
-    tokens: &mut [u32],
-    sums: &mut [f64],
+    numbers: &[f64],
+    results: &mut [f64],
     vocab: usize,
     #[comptime] units: usize,
 ) {
@@ -180,60 +208,46 @@ pub(super) fn draw(
     let refused = floats_shared[units] > 0.0 || order_of(largest) <= ORDER_OF_NOTHING;
     if refused {
         if unit == 0 {
-            tokens[index] = NO_TOKEN;
+            results[index * RESULTS] = f64::new(-1.0);
         }
     } else {
-        let row = Row { start, vocab, largest, scale: floats[2 * index] };
+        let settings = settings_of(numbers, index);
+        let row = Row { start, vocab, largest, scale: f32::cast_from(settings.scale) };
         let raw = Row { start, vocab, largest, scale: f32::new(1.0) };
         let (raw_total, _) = measure_at(logits, &raw, 0u32, &mut shared, true, units);
-        let top_k = words[2 * index];
-        let top_p = doubles[2 * index + 1];
         let mut least = comptime!(ORDER_OF_NOTHING + 1).runtime();
         // How many of those with the least order are kept.
         let mut ties = f64::cast_from(vocab);
-        if words[2 * index + 1] == 1 {
-            least = order_of(largest);
-            ties = 1.0;
-        } else {
-            if top_k > 0 {
-                least = least_order(logits, &row, f64::cast_from(top_k), &mut shared, false, units);
-                let (above, equal) = measure_at(logits, &row, least, &mut shared, false, units);
-                ties = clamp_max(f64::cast_from(top_k) - above, equal);
-            }
-            if top_p < 1.0 {
-                let mut weight = weight_at(least, &row);
-                let (above, equal) = measure_at(logits, &row, least, &mut shared, true, units);
-                let target = top_p * (above + weight * clamp_max(ties, equal));
-                let nucleus = least_order(logits, &row, target, &mut shared, true, units);
-                let mut left = target - above;
-                if nucleus > least {
-                    weight = weight_at(nucleus, &row);
-                    let (above, equal) = measure_at(logits, &row, nucleus, &mut shared, true, units);
-                    left = target - above;
-                    ties = equal;
-                    least = nucleus;
-                }
-                // As many as reach the target; at least one.
-                if weight > 0.0 {
-                    ties = clamp_max((left / weight).ceil(), ties);
-                }
-                ties = clamp_min(ties, 1.0);
-            }
+        if settings.top_k > 0.0 {
+            least = least_order(logits, &row, settings.top_k, &mut shared, false, units);
+            let (above, equal) = measure_at(logits, &row, least, &mut shared, false, units);
+            ties = clamp_max(settings.top_k - above, equal);
         }
-        finish(
-            logits,
-            &row,
-            raw_total,
-            least,
-            ties,
-            floats,
-            doubles,
-            words,
-            tokens,
-            sums,
-            &mut shared,
-            units,
-        );
+        if settings.top_p < 1.0 {
+            let mut weight = weight_at(least, &row);
+            let (above, equal) = measure_at(logits, &row, least, &mut shared, true, units);
+            let target = settings.top_p * (above + weight * clamp_max(ties, equal));
+            let nucleus = least_order(logits, &row, target, &mut shared, true, units);
+            let mut left = target - above;
+            if nucleus > least {
+                weight = weight_at(nucleus, &row);
+                let (above, equal) = measure_at(logits, &row, nucleus, &mut shared, true, units);
+                left = target - above;
+                ties = equal;
+                least = nucleus;
+            }
+            // As many as reach the target; at least one.
+            if weight > 0.0 {
+                ties = clamp_max((left / weight).ceil(), ties);
+            }
+            ties = clamp_min(ties, 1.0);
+        }
+        let last = last_tie(logits, &row, least, ties, &mut shared, units);
+        let kept = Kept { least, last, min_p: f32::cast_from(settings.min_p) };
+        pick(logits, &row, &kept, settings.uniform, &mut shared, results, units);
+        if unit == 0 {
+            results[index * RESULTS + 5] = raw_total;
+        }
     }
 }
 
@@ -295,40 +309,31 @@ fn last_tie(
 
 /// The weight of a token, 0 where it is not kept.
 #[cube]
-fn kept_weight(logit: f32, at: usize, row: &Row, least: u32, last: usize, min_p: f32) -> f32 {
+fn kept_weight(logit: f32, at: usize, row: &Row, kept: &Kept) -> f64 {
     let order = order_of(logit);
     let weight = weight_of(logit, row);
-    let kept = order > least || (order == least && at <= last);
-    select(kept && weight >= min_p, weight, 0.0)
+    let is_kept = order > kept.least || (order == kept.least && at <= kept.last);
+    f64::cast_from(select(is_kept && weight >= kept.min_p, weight, 0.0))
 }
 
 /// Draws among the kept tokens, in the order of their ids.
 #[cube]
-#[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
-fn finish(
+fn pick(
     logits: &[f32],
     row: &Row,
-    raw_total: f64,
-    least: u32,
-    ties: f64,
-    floats: &[f32],
-    doubles: &[f64],
-    words: &[u32],
-    tokens: &mut [u32],
-    sums: &mut [f64],
+    kept: &Kept,
+    uniform: f64,
     shared: &mut Shared<[f64]>,
+    results: &mut [f64],
     #[comptime] units: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let index = CUBE_POS_X as usize;
-    let min_p = floats[2 * index + 1];
-    let last = last_tie(logits, row, least, ties, shared, units);
     let chunk = (row.vocab + units - 1) / units;
     let begin = clamp_max(unit * chunk, row.vocab);
     let end = clamp_max(begin + chunk, row.vocab);
     let mut sum = f64::new(0.0);
     for at in begin..end {
-        sum += f64::cast_from(kept_weight(logits[row.start + at], at, row, least, last, min_p));
+        sum += kept_weight(logits[row.start + at], at, row, kept);
     }
     shared[unit] = sum;
     sync_cube();
@@ -338,7 +343,7 @@ fn finish(
             total += shared[place];
         }
         // The chunk in which the draw falls; the last one with any weight where rounding left it past it.
-        let mut left = doubles[2 * index] * total;
+        let mut left = uniform * total;
         let mut place = 0usize;
         let mut chosen = 0usize;
         let mut inside = false;
@@ -359,7 +364,7 @@ fn finish(
         let mut at = chosen * chunk;
         let stop = clamp_max(at + chunk, row.vocab);
         while at < stop && !found {
-            let here = f64::cast_from(kept_weight(logits[row.start + at], at, row, least, last, min_p));
+            let here = kept_weight(logits[row.start + at], at, row, kept);
             if here > 0.0 {
                 token = at;
                 weight = here;
@@ -370,13 +375,11 @@ fn finish(
             }
             at += 1;
         }
-        tokens[index] = u32::cast_from(token);
-        let to = index * OUTPUTS;
-        // A greedy token's log-probability is that under the model's own distribution.
-        sums[to] = select(words[2 * index + 1] == 1, 0.0, weight);
-        sums[to + 1] = total;
-        sums[to + 2] = f64::cast_from(logits[row.start + token]);
-        sums[to + 3] = f64::cast_from(row.largest);
-        sums[to + 4] = raw_total;
+        let to = CUBE_POS_X as usize * RESULTS;
+        results[to] = f64::cast_from(token);
+        results[to + 1] = weight;
+        results[to + 2] = total;
+        results[to + 3] = f64::cast_from(logits[row.start + token]);
+        results[to + 4] = f64::cast_from(row.largest);
     }
 }
