@@ -151,6 +151,8 @@ pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
 #[cfg(feature = "cuda")]
 fn cuda(name: &str, index: &str) -> anyhow::Result<Device> {
     let index: usize = index.parse().with_context(|| format!("device `{name}`: expected `cuda:N`"))?;
+    // Burn would panic where something is missing.
+    aligner_core::ops::cube::Accelerator::cuda(index)?;
     Ok(Device::cuda(index))
 }
 

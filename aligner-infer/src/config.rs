@@ -9,6 +9,8 @@ use crate::host::Store;
 /// How the engine runs.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
+    /// Where it computes.
+    pub device: EngineDevice,
     /// Size of the key-value cache.
     pub cache: CacheSize,
     /// Most tokens in one pass through the model; longer prompts are computed in chunks.
@@ -28,6 +30,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
+            device: EngineDevice::default(),
             cache: CacheSize::default(),
             max_batch_tokens: 512,
             max_running: 256,
@@ -37,6 +40,20 @@ impl Default for EngineConfig {
             speculation: None,
         }
     }
+}
+
+/// Where the engine computes. Parameters that lie elsewhere are converted, at the start and at each refit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum EngineDevice {
+    /// Where the parameters lie: on their CUDA device, or on the host.
+    #[default]
+    Parameters,
+    /// On the host.
+    Host,
+    /// On a CUDA device.
+    Cuda(usize),
+    /// On `CubeCL`'s runtime for processors: slow, to test the kernels.
+    CubeCpu,
 }
 
 /// Size of the key-value cache.

@@ -9,8 +9,10 @@ use std::cell::RefCell;
 use aligner_core::model::CausalLm;
 use aligner_core::{Error, Result};
 
-use crate::host::{Batch, Buffers, Store, forward};
+use crate::accelerator::Accelerator;
+use crate::host::{Batch, Buffers, Store};
 use crate::job::Job;
+use crate::logits::forward;
 use crate::sampler::Sampler;
 use crate::schedule::Part;
 use crate::weights::Weights;
@@ -27,7 +29,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// # Errors
     /// Another vocabulary or a shorter context than the model's.
-    pub(crate) fn new(draft: CausalLm, model: &CausalLm) -> Result<Self> {
+    pub(crate) fn new(draft: CausalLm, model: &CausalLm, accelerator: Option<Accelerator>) -> Result<Self> {
         let (own, target) = (draft.config(), model.config());
         if own.vocab_size != target.vocab_size {
             let (own, target) = (own.vocab_size, target.vocab_size);
@@ -42,7 +44,7 @@ impl Draft {
             )));
         }
         Ok(Self {
-            weights: Weights::new(draft, 0, None)?,
+            weights: Weights::new(draft, 0, None, accelerator)?,
             batch: Batch::default(),
             buffers: Buffers::default(),
             drafting: Vec::new(),
@@ -50,7 +52,7 @@ impl Draft {
     }
 
     pub(crate) fn store(&self, pages: usize) -> Store {
-        Store::new(self.weights.model.config(), pages)
+        Store::new(&self.weights, pages)
     }
 
     /// Computes the planned tokens, and fills the proposals, whose lengths are planned, with tokens.
@@ -75,7 +77,7 @@ impl Draft {
         while !self.batch.tokens.is_empty() {
             let vocab = self.weights.model.config().vocab_size;
             let (weights, batch, buffers) = (&self.weights, &self.batch, &mut self.buffers);
-            let logits = rayon::scope(|_| forward(weights, store, batch, buffers))?;
+            let logits = forward(weights, store, batch, buffers)?.into_host()?;
             for (&job, logits) in self.drafting.iter().zip(logits.chunks_exact(vocab)) {
                 SAMPLER.with_borrow_mut(|sampler| jobs[job].draft(sampler, logits, index));
             }

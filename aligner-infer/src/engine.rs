@@ -1,7 +1,9 @@
 //! The engine: requests come at any time, every pass through the model serves as many as fit.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
@@ -13,10 +15,12 @@ use aligner_core::{
 };
 use rayon::prelude::*;
 
-use crate::config::{EngineConfig, InFlight, Speculation};
+use crate::accelerator::{self, DeviceWeights};
+use crate::config::{CacheSize, EngineConfig, InFlight, Speculation};
 use crate::draft::Draft;
-use crate::host::{Batch, Buffers, Store, forward};
+use crate::host::{Batch, Buffers, Store};
 use crate::job::Job;
+use crate::logits::{Logits, forward};
 use crate::pages::Pages;
 use crate::sampler::{NgramProposer, Sampler};
 use crate::schedule::{Memory, Part, Queue};
@@ -58,23 +62,30 @@ thread_local! {
 }
 
 impl PagedEngine {
-    /// An engine on `model`'s parameters: on the CPU device nothing is copied, unless the configuration
+    /// An engine on `model`'s parameters: on their own device nothing is copied, unless the configuration
     /// asks for smaller copies.
     ///
     /// # Errors
-    /// A setting out of range, a cache without room for a page, a model without a language-model head.
-    pub fn new(model: CausalLm, config: EngineConfig) -> Result<Self> {
+    /// A setting out of range, a device that is not there, a cache without room for a page, a model without
+    /// a language-model head.
+    pub fn new(model: CausalLm, mut config: EngineConfig) -> Result<Self> {
         config.check()?;
+        let accelerator = accelerator::choose(config.device, model.device())?;
+        if let (Some(own), CacheSize::Share(share)) = (&accelerator, config.cache) {
+            config.cache = CacheSize::Bytes((own.memory_bytes() as f64 * f64::from(share)) as usize);
+        }
         let pages = config.pages(model.config());
         if pages < 2 {
             let bytes = 2 * Store::page_bytes(model.config());
             return Err(Error::setting("cache", format!("too small for two pages, {bytes} bytes")));
         }
         let draft = match &config.speculation {
-            Some(Speculation::Draft { model: draft, .. }) => Some(Draft::new((**draft).clone(), &model)?),
+            Some(Speculation::Draft { model: draft, .. }) => {
+                Some(Draft::new((**draft).clone(), &model, accelerator.clone())?)
+            }
             _ => None,
         };
-        let weights = Weights::new(model, 0, config.packed)?;
+        let weights = Weights::new(model, 0, config.packed, accelerator)?;
         let mut engine = Self {
             config,
             weights: vec![weights],
@@ -119,18 +130,21 @@ impl PagedEngine {
             return;
         }
         let pages = self.pages.len();
-        self.stores.extend(self.weights.first().map(|weights| Store::new(weights.model.config(), pages)));
-        self.stores.extend(self.draft.as_ref().map(|draft| draft.store(pages)));
         for weights in self.weights.iter_mut().filter(|weights| !weights.is_packed()) {
-            weights.pack(self.config.packed);
+            // It succeeded before, with the same settings; where it does not, the next pass says so.
+            let _ = weights.pack(self.config.packed);
         }
+        self.stores.extend(self.weights.first().map(|weights| Store::new(weights, pages)));
+        self.stores.extend(self.draft.as_ref().map(|draft| draft.store(pages)));
     }
 
     /// Bytes of the copied weights, and how long the last copy took.
     pub fn packed(&self) -> (usize, std::time::Duration) {
         let all = self.weights.iter().flat_map(Weights::copies);
         let apart: HashMap<_, usize> = all.map(|copy| (Arc::as_ptr(copy), copy.bytes())).collect();
-        (apart.values().sum(), self.weights.first().map_or_else(Default::default, |weights| weights.packing))
+        let there = self.weights.iter().filter_map(Weights::on_device).map(DeviceWeights::packed_bytes);
+        let bytes = apart.values().sum::<usize>() + there.sum::<usize>();
+        (bytes, self.weights.first().map_or_else(Default::default, |weights| weights.packing))
     }
 
     /// A hash of the newest weights, [`aligner_core::weights::checksum`]: equal to the trainer's where a
@@ -191,12 +205,11 @@ impl PagedEngine {
         }
         self.computed_tokens += self.batch.tokens.len() as u64;
         let (batch, buffers) = (&self.batch, &mut self.buffers);
-        // Inside of the thread pool each kernel starts without waking another thread first.
-        let logits = rayon::scope(|_| forward(weights, store, batch, buffers))?;
+        let logits = forward(weights, store, batch, buffers)?;
         let context = weights.model.config().max_positions;
         let vocab = weights.model.config().vocab_size;
         let mut first = 0;
-        let mut draws: Vec<(&mut Job, &[f32])> = Vec::with_capacity(self.plan.len());
+        let mut draws: Vec<(&mut Job, Range<usize>)> = Vec::with_capacity(self.plan.len());
         let mut jobs = self.queue.running.iter_mut().enumerate();
         for part in &self.plan {
             let Some((_, job)) = jobs.find(|(index, _)| *index == part.job) else { break };
@@ -208,13 +221,10 @@ impl PagedEngine {
                 continue;
             }
             let rows = 1 + job.proposal.len();
-            draws.push((job, &logits[first * vocab..(first + rows) * vocab]));
+            draws.push((job, first..first + rows));
             first += rows;
         }
-        let draw = |(job, logits): (&mut Job, &[f32])| {
-            SAMPLER.with_borrow_mut(|sampler| job.draw(sampler, logits, vocab, context))
-        };
-        let results: Vec<Result<()>> = draws.into_par_iter().map(draw).collect();
+        let results = draw(draws, logits, vocab, context)?;
         let publishes = self.config.prefix_cache && at == 0;
         if publishes {
             for part in &self.plan {
@@ -301,6 +311,41 @@ fn check_begun(begun: &Sample, request: &Request, vocab: usize) -> std::result::
         return Err(format!("{drawn} tokens were drawn before, and max_tokens is {most}"));
     }
     Ok(())
+}
+
+/// Draws each request's tokens from its rows of the logits: on the accelerator where the logits lie there
+/// and its sampler knows the request's settings, else on the host.
+fn draw(
+    jobs: Vec<(&mut Job, Range<usize>)>,
+    logits: Logits<'_>,
+    vocab: usize,
+    context: usize,
+) -> Result<Vec<Result<()>>> {
+    let mut results = Vec::new();
+    let (jobs, logits) = match logits {
+        Logits::Host(logits) => (jobs, Cow::Borrowed(logits)),
+        Logits::Device(logits) => {
+            let count = jobs.last().map_or(0, |(_, rows)| rows.end);
+            let (there, here): (Vec<_>, Vec<_>) =
+                jobs.into_iter().partition(|(job, _)| accelerator::draws(&job.request.sampling));
+            let mut settings = vec![None; count];
+            for (job, rows) in &there {
+                for (at, row) in rows.clone().enumerate() {
+                    settings[row] = Some((&job.request.sampling, job.uniform(at)));
+                }
+            }
+            let drawn = logits.draw(&settings)?;
+            results.extend(there.into_iter().map(|(job, rows)| job.take(&drawn[rows], context)));
+            let host = if here.is_empty() { Vec::new() } else { logits.read()? };
+            (here, Cow::Owned(host))
+        }
+    };
+    let draw = |(job, rows): (&mut Job, Range<usize>)| {
+        let logits = &logits[rows.start * vocab..rows.end * vocab];
+        SAMPLER.with_borrow_mut(|sampler| job.draw(sampler, logits, vocab, context))
+    };
+    results.par_extend(jobs.into_par_iter().map(draw));
+    Ok(results)
 }
 
 /// The event of a request that is over.

@@ -7,6 +7,7 @@ use aligner_core::{Batch, Error, Group, Needs, Policy as _, Result, Sample};
 
 use crate::engine::PagedEngine;
 use crate::host;
+use crate::logits::forward;
 use crate::pages::Page;
 
 /// Differences between log-probabilities of the same tokens, in nats.
@@ -39,12 +40,12 @@ impl PagedEngine {
             return Err(Error::Invalid(format!("a gap of {got} tokens: expected from 2 to {most}")));
         }
         let pages = tokens.len().div_ceil(PAGE);
-        let mut store = host::Store::new(config, pages);
+        let mut store = host::Store::new(weights, pages);
         let table: Vec<Page> = (0..pages as Page).collect();
         let mut batch = host::Batch::default();
         batch.push(tokens.iter().copied(), 0, &table, tokens.len());
         let mut buffers = host::Buffers::default();
-        let logits = host::forward(weights, &mut store, &batch, &mut buffers)?;
+        let logits = forward(weights, &mut store, &batch, &mut buffers)?.into_host()?;
         let rows = logits.chunks_exact(config.vocab_size).zip(&tokens[1..]);
         let own = rows.map(|(row, &token)| row[token as usize] - log_sum_exp(row));
 

@@ -10,25 +10,25 @@ use aligner_core::ops::rows::{
 };
 use aligner_core::{Error, ParamId, Result};
 
+use crate::accelerator::DeviceStore;
 use crate::pages::Page;
 use crate::weights::Weights;
 use adapted::has_gain;
 use aligner_core::ops::rows::PAGE;
 
-/// Keys and values of all layers.
+/// Keys and values of all layers, where the weights are.
 #[derive(Debug)]
-pub(crate) struct Store {
-    layers: Vec<[Vec<f32>; 2]>,
-    shape: AttentionShape,
+pub(crate) enum Store {
+    Host(HostStore),
+    Device(DeviceStore),
 }
 
 impl Store {
-    /// Room for `pages` pages; memory is touched as they are written.
-    pub(crate) fn new(config: &ModelConfig, pages: usize) -> Self {
-        let shape = config.attention_shape();
-        let elements = pages * page_elements(shape);
-        let layer = || [vec![0.0; elements], vec![0.0; elements]];
-        Self { layers: (0..config.num_layers).map(|_| layer()).collect(), shape }
+    /// Room for `pages` pages.
+    pub(crate) fn new(weights: &Weights, pages: usize) -> Self {
+        let config = weights.model.config();
+        let on_device = weights.on_device().map(|own| DeviceStore::new(own, config, pages));
+        on_device.map_or_else(|| Self::Host(HostStore::new(config, pages)), Self::Device)
     }
 
     /// Bytes of a page in all layers.
@@ -38,6 +38,30 @@ impl Store {
 
     /// Copies a page over another.
     pub(crate) fn copy(&mut self, from: Page, to: Page) {
+        match self {
+            Self::Host(store) => store.copy(from, to),
+            Self::Device(store) => store.copy(from, to),
+        }
+    }
+}
+
+/// Keys and values of all layers in host memory.
+#[derive(Debug)]
+pub(crate) struct HostStore {
+    layers: Vec<[Vec<f32>; 2]>,
+    shape: AttentionShape,
+}
+
+impl HostStore {
+    /// Room for `pages` pages; memory is touched as they are written.
+    fn new(config: &ModelConfig, pages: usize) -> Self {
+        let shape = config.attention_shape();
+        let elements = pages * page_elements(shape);
+        let layer = || [vec![0.0; elements], vec![0.0; elements]];
+        Self { layers: (0..config.num_layers).map(|_| layer()).collect(), shape }
+    }
+
+    fn copy(&mut self, from: Page, to: Page) {
         let len = page_elements(self.shape);
         for data in self.layers.iter_mut().flatten() {
             data.copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
@@ -49,9 +73,9 @@ impl Store {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) tokens: Vec<u32>,
-    positions: Vec<usize>,
-    spans: Vec<Span>,
-    table: Vec<Page>,
+    pub(crate) positions: Vec<usize>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) table: Vec<Page>,
     /// The rows whose logits are asked for, ascending.
     pub(crate) wanted: Vec<usize>,
 }
@@ -112,7 +136,7 @@ impl Buffers {
 /// Runs a batch; returns the logits of the wanted rows, `[wanted, vocab]`.
 pub(crate) fn forward<'a>(
     weights: &Weights,
-    store: &mut Store,
+    store: &mut HostStore,
     batch: &Batch,
     buffers: &'a mut Buffers,
 ) -> Result<&'a [f32]> {
@@ -166,7 +190,7 @@ impl Rows {
 
 struct Pass<'a> {
     weights: &'a Weights,
-    store: &'a mut Store,
+    store: &'a mut HostStore,
     batch: &'a Batch,
     buffers: &'a mut Buffers,
     /// The rows that are left once the last layer has attended.

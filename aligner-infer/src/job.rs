@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use aligner_core::rng::{Rng, key_of};
-use aligner_core::{Detokenize, Drawn, FinishReason, PRIORITY_PLACES, Request, RequestId, Result, Sample};
+use aligner_core::{
+    Detokenize, Drawn, Error, FinishReason, PRIORITY_PLACES, Request, RequestId, Result, Sample,
+};
 
 use crate::pages::{Page, Pages, Prefix};
 use crate::sampler::{NgramProposer, Row, Sampler, Seen};
@@ -199,6 +201,11 @@ impl Job {
         self.proposal.clear();
     }
 
+    /// The draw in [0, 1) of the `row`-th token from here.
+    pub(crate) fn uniform(&self, row: usize) -> f64 {
+        self.rng.uniform((self.seen.len() + row) as u64)
+    }
+
     /// Draws from the logits of the last pending token and of the proposal, `[rows, vocab]`, for as long
     /// as the proposal is what was drawn.
     pub(crate) fn draw(
@@ -208,17 +215,40 @@ impl Job {
         vocab: usize,
         context: usize,
     ) -> Result<()> {
+        self.draw_rows(logits.len() / vocab, context, |job, row| {
+            let row = Row {
+                logits: &logits[row * vocab..(row + 1) * vocab],
+                sampling: &job.request.sampling,
+                seen: &job.seen,
+                id: &job.request.prompt.id,
+            };
+            sampler.sample(&row, job.rng)
+        })
+    }
+
+    /// Takes what was drawn of the last pending token and of the proposal, likewise; none where a row's
+    /// logits were not finite.
+    pub(crate) fn take(&mut self, drawn: &[Option<Drawn>], context: usize) -> Result<()> {
+        self.draw_rows(drawn.len(), context, |job, row| {
+            let what = || Error::NotFinite {
+                what: "a row of logits".into(),
+                samples: vec![job.request.prompt.id.clone()],
+            };
+            drawn[row].clone().ok_or_else(what)
+        })
+    }
+
+    fn draw_rows(
+        &mut self,
+        rows: usize,
+        context: usize,
+        mut draw: impl FnMut(&Self, usize) -> Result<Drawn>,
+    ) -> Result<()> {
         self.drawn.clear();
         let mut proposal = std::mem::take(&mut self.proposal);
         let mut result = Ok(());
-        for (row, logits) in logits.chunks_exact(vocab).enumerate() {
-            let row_of = Row {
-                logits,
-                sampling: &self.request.sampling,
-                seen: &self.seen,
-                id: &self.request.prompt.id,
-            };
-            match sampler.sample(&row_of, self.rng) {
+        for row in 0..rows {
+            match draw(self, row) {
                 Ok(drawn) => self.push(drawn, context),
                 Err(error) => {
                     self.finish = Some(FinishReason::Cancelled);

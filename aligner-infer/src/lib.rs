@@ -8,17 +8,25 @@
 //! | `job` | one request: its tokens, pages, draws |
 //! | `pages` | who holds which page; the prefix index |
 //! | `host` | the forward pass on host slices |
+//! | `accelerator` | the forward pass on an accelerator's kernels |
+//! | `logits` | what a pass leaves, wherever it ran |
 //! | `draft` | a smaller model that proposes tokens |
 //! | `gap` | how far smaller weights are from the trainer's |
 //! | `weights` | handles of the weights, and smaller copies |
 //! | `sampler`, `stop` | logits to tokens, stop strings |
 
+#[cfg(feature = "cube")]
+mod accelerator;
+#[cfg(not(feature = "cube"))]
+#[path = "accelerator/absent.rs"]
+mod accelerator;
 mod config;
 mod draft;
 mod engine;
 mod gap;
 mod host;
 mod job;
+mod logits;
 mod pages;
 mod sampler;
 mod schedule;
@@ -26,7 +34,7 @@ mod stop;
 mod weights;
 
 pub use aligner_core::ops::rows::PackedKind;
-pub use config::{CacheSize, EngineConfig, InFlight, Speculation};
+pub use config::{CacheSize, EngineConfig, EngineDevice, InFlight, Speculation};
 pub use engine::PagedEngine;
 pub use gap::LogpGap;
 pub use sampler::{Distribution, NgramProposer, Row, Sampler, Seen};

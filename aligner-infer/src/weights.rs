@@ -9,15 +9,21 @@ use aligner_core::ops::host::HostTensor;
 use aligner_core::ops::rows::{F32, PackedKind, PackedWeight, Weight};
 use aligner_core::{Error, Param, ParamId, ParamSet, Policy as _, Result};
 
+use crate::accelerator::{Accelerator, DeviceWeights};
+
 /// Copies of a model's parameters, in their order. Versions that share a parameter share its copy.
 type Copies = Vec<Option<Arc<PackedWeight>>>;
 
-/// One version of a model's weights in host memory.
+/// One version of a model's weights where the engine computes.
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) model: CausalLm,
     pub(crate) version: u64,
+    /// In host memory; empty where the engine computes on an accelerator.
     tensors: Vec<HostTensor>,
+    accelerator: Option<Accelerator>,
+    /// In the accelerator's memory; absent while the engine is unloaded.
+    on_device: Option<DeviceWeights>,
     /// A copy of each matrix of the base, where copies are asked for; vectors and adapters have none.
     packed: Copies,
     /// What each row of an adapted linear is multiplied by, by module; empty where that is nothing.
@@ -28,30 +34,63 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Holds the model's parameters: on the CPU device no byte is copied, unless `packed` asks for it.
+    /// Holds the model's parameters, on `accelerator` where there is one. By handle where they lie there,
+    /// else converted; no byte is copied on their own device, unless `packed` asks for it.
     ///
     /// # Errors
-    /// A model with a scalar head.
-    pub(crate) fn new(model: CausalLm, version: u64, packed: Option<PackedKind>) -> Result<Self> {
-        let head = model.language_head()?;
-        let tensors: Vec<HostTensor> =
-            model.params().iter().map(|param| HostTensor::new(&param.value)).collect();
-        let (copies, packing) = (Vec::new(), Duration::ZERO);
-        let mut weights = Self { model, version, tensors, packed: copies, gains: Vec::new(), packing, head };
-        weights.gains = weights.row_gains()?;
-        weights.pack(packed);
+    /// A model with a scalar head; copies of a kind, or an adapter, that the accelerator does not know.
+    pub(crate) fn new(
+        model: CausalLm,
+        version: u64,
+        packed: Option<PackedKind>,
+        accelerator: Option<Accelerator>,
+    ) -> Result<Self> {
+        let mut weights = Self::unpacked(model, version, accelerator)?;
+        weights.pack(packed)?;
         Ok(weights)
     }
 
-    /// Makes the copies.
-    pub(crate) fn pack(&mut self, kind: Option<PackedKind>) {
-        self.pack_beside(kind, &Vec::new());
+    fn unpacked(model: CausalLm, version: u64, accelerator: Option<Accelerator>) -> Result<Self> {
+        if accelerator.is_some() && model.config().adapter.is_some() {
+            return Err(Error::Invalid(
+                "the engine runs no adapter on an accelerator yet: merge it first (`aligner merge`)".into(),
+            ));
+        }
+        let head = model.language_head()?;
+        let host = model.params().iter().filter(|_| accelerator.is_none());
+        let tensors: Vec<HostTensor> = host.map(|param| HostTensor::new(&param.value)).collect();
+        let mut weights = Self {
+            model,
+            version,
+            tensors,
+            accelerator,
+            on_device: None,
+            packed: Vec::new(),
+            gains: Vec::new(),
+            packing: Duration::ZERO,
+            head,
+        };
+        weights.gains = weights.row_gains()?;
+        Ok(weights)
+    }
+
+    /// Makes the copies, and takes the parameters to the accelerator.
+    ///
+    /// # Errors
+    /// Copies of a kind that the accelerator does not know.
+    pub(crate) fn pack(&mut self, kind: Option<PackedKind>) -> Result<()> {
+        self.pack_beside(kind, &Vec::new())
     }
 
     /// Makes the copies that are not there in `made`.
-    fn pack_beside(&mut self, kind: Option<PackedKind>, made: &Copies) {
-        let Some(kind) = kind else { return };
+    fn pack_beside(&mut self, kind: Option<PackedKind>, made: &Copies) -> Result<()> {
         let start = Instant::now();
+        if let Some(accelerator) = &self.accelerator {
+            self.on_device = Some(DeviceWeights::new(accelerator, &self.model, self.head, kind)?);
+            self.packing = start.elapsed();
+            return Ok(());
+        }
+        let Some(kind) = kind else { return Ok(()) };
         let embedding = self.model.body().embedding_id();
         let copy = |(at, (param, tensor)): (usize, (&Param, &HostTensor))| {
             if let Some(Some(made)) = made.get(at) {
@@ -72,15 +111,22 @@ impl Weights {
         };
         self.packed = self.model.params().iter().zip(&self.tensors).enumerate().map(copy).collect();
         self.packing = start.elapsed();
+        Ok(())
     }
 
     pub(crate) fn is_packed(&self) -> bool {
-        !self.packed.is_empty()
+        !self.packed.is_empty() || self.on_device.is_some()
     }
 
-    /// Frees the copies.
+    /// Frees the copies, on an accelerator all that is not the trainer's own memory.
     pub(crate) fn unpack(&mut self) {
         self.packed = Vec::new();
+        self.on_device = None;
+    }
+
+    /// The weights on the accelerator that the engine computes on.
+    pub(crate) fn on_device(&self) -> Option<&DeviceWeights> {
+        self.on_device.as_ref()
     }
 
     /// Another version of the same model. Parameters that have not moved keep their copies: an adapter's
@@ -100,7 +146,7 @@ impl Weights {
         }
         let device = self.model.device().clone();
         let model = CausalLm::new(self.model.config().clone(), params.clone(), &device)?;
-        let mut next = Self::new(model, version, None)?;
+        let mut next = Self::unpacked(model, version, self.accelerator.clone())?;
         let same =
             |(own, new): (&HostTensor, &HostTensor)| own.as_slice().as_ptr() == new.as_slice().as_ptr();
         // Both versions hold their tensors, so one address is one content.
@@ -110,7 +156,7 @@ impl Weights {
         if is_last {
             self.unpack();
         }
-        next.pack_beside(packed, &made);
+        next.pack_beside(packed, &made)?;
         Ok(next)
     }
 
@@ -154,6 +200,12 @@ impl Weights {
         Weight::F32(F32::new(data, data.len() / inputs, inputs))
     }
 
+    /// The language-model head's parameter.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "read on accelerators"))]
+    pub(crate) fn head_id(&self) -> ParamId {
+        self.head
+    }
+
     /// The language-model head's weight, `[vocab, hidden]`.
     pub(crate) fn head(&self) -> Weight<'_> {
         self.matrix(self.head)
@@ -189,7 +241,7 @@ mod tests {
         let model = model.with_adapter(LoraConfig::default(), 1).unwrap();
         let kind = Some(PackedKind::Int8);
         let shared = |name: &str| {
-            let mut first = Weights::new(model.clone(), 0, kind).unwrap();
+            let mut first = Weights::new(model.clone(), 0, kind, None).unwrap();
             let mut params = model.params().clone();
             let param = params.iter_mut().find(|param| param.name == name).unwrap();
             param.value = Tensor::ones([param.elements()], &Device::flex());
