@@ -1,10 +1,12 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | cube | gpu | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
 mod bench;
 mod ci;
+mod cube;
 mod demo;
+mod gpu;
 mod tidy;
 mod workspace;
 
@@ -28,6 +30,10 @@ enum Task {
     Assets(assets::Options),
     /// Training steps beside `PyTorch`'s, alternating in one run; needs a Python with torch and transformers.
     Bench(bench::Options),
+    /// The accelerator kernels, and the engine on them, on this machine's processor; slow, needs Debian's LLVM.
+    Cube(cube::Options),
+    /// An archive that checks and times generation on a CUDA device; slow to build.
+    Gpu(gpu::Options),
     /// Write the demo's text, tokenizer and data sets, and train its tiny model.
     DemoModel(demo::Options),
 }
@@ -38,6 +44,8 @@ fn main() -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Assets(options) => assets::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Cube(options) => cube::run(&options),
+        Task::Gpu(options) => gpu::run(&options),
         Task::DemoModel(options) => demo::run(&options),
     }
 }
