@@ -5,10 +5,10 @@
 //! Burn-specific trick of the crate stands under this module.
 
 mod attention;
-mod dora;
-mod dropout;
 #[cfg(feature = "cube")]
 pub mod cube;
+mod dora;
+mod dropout;
 mod embedding;
 mod gemm;
 pub mod host;
