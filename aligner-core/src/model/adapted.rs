@@ -12,7 +12,7 @@ use crate::ops::AdaptedRows;
 use crate::ops::host::{HostTensor, with_slice};
 use crate::rng::{Rng, key_of};
 use crate::weights::AdapterCheckpoint;
-use crate::{Error, Param, ParamSet, Policy as _, Result};
+use crate::{Error, Param, ParamSet, Policy as _, Result, is_finite};
 
 impl CausalLm {
     /// The model with a fresh adapter: A uniform in ±1/√in (Kaiming's with a = √5), B zero, as in PEFT, so
@@ -52,10 +52,12 @@ impl CausalLm {
             head.value = tensor(values, &head.value.device());
         }
         let adapted = self.adapted(adapter, |name, _| file.read(name))?;
-        match adapted.params().first_not_finite() {
-            Some(name) => Err(Error::format(file.path(), format!("tensor {name} holds NaN or infinity"))),
-            None => Ok(adapted),
+        let mut read = adapted.params().iter().filter(|param| param.trainable);
+        if let Some(Param { name, .. }) = read.find(|param| !is_finite(&param.value)) {
+            return Err(Error::format(file.path(), format!("tensor {name} holds NaN or infinity")));
         }
+        drop(read);
+        Ok(adapted)
     }
 
     /// Appends the adapter's parameters and freezes the base.

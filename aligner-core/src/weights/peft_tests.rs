@@ -175,3 +175,22 @@ fn a_model_without_an_adapter_is_not_saved_as_one() {
     let message = super::super::save_model(dir.path(), &with, plain.params(), SaveDtype::F32).unwrap_err();
     assert!(message.to_string().contains("merge"), "{message}");
 }
+
+#[test]
+fn values_that_are_no_numbers_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut written = saved(dir.path());
+    let name = "model.layers.1.self_attn.q_proj.lora_B.weight";
+    let mut tensors = Vec::new();
+    for param in written.params_mut().iter_mut().filter(|param| Adapter::owns(&param.name)) {
+        if param.name == name {
+            param.value = param.value.clone() + f32::INFINITY;
+        }
+        tensors.push((format!("{PREFIX}{}", param.name), param.shape.clone(), param.value.clone()));
+    }
+    super::super::save_tensors(&dir.path().join(TENSORS), &tensors, &BTreeMap::new()).unwrap();
+    let message = model(2).with_adapter_from(&AdapterCheckpoint::open(dir.path()).unwrap()).unwrap_err();
+    assert!(message.to_string().contains(&format!("tensor {name} holds NaN or infinity")), "{message}");
+    let refused = save_adapter(dir.path(), written.config(), written.params(), "base", SaveDtype::F32);
+    assert!(refused.unwrap_err().to_string().contains("not finite in float32"));
+}
