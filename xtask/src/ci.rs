@@ -126,6 +126,8 @@ fn example() -> Result<()> {
     for arguments in [
         &["test", "--release", "--locked"][..],
         &["run", "--release", "--locked", "--", "train", "run.toml", "--overwrite"],
+        &["run", "--release", "--locked", "--bin", "gspo", "--", "check-algorithm", "gspo.toml"],
+        &["run", "--release", "--locked", "--bin", "gspo", "--", "train", "gspo.toml", "--overwrite"],
     ] {
         run_command(Command::new("cargo").args(arguments).current_dir(&directory))?;
     }
