@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use aligner_algos::{Learner, Reference, Sft, SftConfig};
 use aligner_core::model::CausalLm;
-use aligner_core::{Algorithm, Device, Group, Needs};
+use aligner_core::{Algorithm, Device, Group, Needs, Prompt};
 use anyhow::ensure;
 
 use crate::arguments::RunFile;
 use crate::progress::{result, say};
 use crate::report::STANDARD_ERROR;
-use crate::wire::{self, Data, LoadedModel, Subject};
+use crate::train::rewards_of;
+use crate::wire::{self, Beside, Data, LoadedModel, Subject};
 use crate::{Registry, Run, Usage, evaluate};
 
 /// Measure a model on a run's held-out rows: loss, perplexity, pair accuracy, rewards.
@@ -31,7 +32,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
-    let run = arguments.file.load(registry)?;
+    let mut run = arguments.file.load(registry)?;
     let base = LoadedModel::of_run(&run)?;
     let groups = Data::open(&run, &base)?.held_out_groups()?;
     let advice = "no row is held out; set `data.train.holdout`, or give rows of their own as [data.eval]";
@@ -40,7 +41,14 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let subject = subject(arguments, &run);
     say(&format!("measuring {} on {} held-out groups", subject.shown(), groups.len()));
     let policy = wire::measured_policy(&run, &base, &subject, &device)?;
-    let values = measure(&run, &base, policy, groups)?;
+    let values = if run.online {
+        drawn(&mut run, &base, &policy, groups)?
+    } else {
+        measure(&run, &base, policy, groups)?
+    };
+    let values =
+        values.into_iter().map(|(name, value)| (name.trim_start_matches("eval/").to_string(), value));
+    let values: BTreeMap<String, f64> = values.collect();
     let text = if arguments.json { serde_json::to_string(&values)? } else { table(&values) };
     result(&text);
     Ok(())
@@ -75,10 +83,21 @@ fn measure(
         let sft = on(&learner, &Sft::new(SftConfig::default()), &chosen)?;
         values.extend(sft.into_iter().filter(|(name, _)| name.contains("perplexity")));
     }
-    Ok(values
-        .into_iter()
-        .map(|(name, value)| (name.trim_start_matches("eval/").to_string(), value))
-        .collect())
+    Ok(values)
+}
+
+/// What the policy's own responses to the held-out prompts are worth.
+fn drawn(
+    run: &mut Run,
+    base: &LoadedModel,
+    policy: &CausalLm,
+    groups: Vec<Group>,
+) -> anyhow::Result<BTreeMap<String, f64>> {
+    let prompts: Vec<Prompt> = groups.into_iter().filter_map(wire::prompt_of).collect();
+    let longest_prompt = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    let beside = Beside { longest_prompt, ..Beside::default() };
+    let (mut online, _) = wire::online(run, base, policy, beside)?;
+    rewards_of(&mut online, prompts)
 }
 
 fn on(

@@ -18,6 +18,7 @@ use crate::rundir::Existing;
 use crate::{Registry, Run};
 pub(crate) use answers::engine_config;
 pub(crate) use length::total_steps;
+pub(crate) use rollouts::rewards_of;
 use session::Session;
 pub use summary::Outcome;
 

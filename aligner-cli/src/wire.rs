@@ -23,7 +23,7 @@ pub(crate) use adapter::{
 };
 pub(crate) use data::Data;
 pub(crate) use engine::{EngineFlags, PROBE, engine};
-pub(crate) use online::{online, prompt_of, rollout_engine};
+pub(crate) use online::{Beside, online, prompt_of, rollout_engine};
 
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};
@@ -125,8 +125,9 @@ pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerpri
     config.reference.path.iter().try_for_each(|path| prints.add_model(path))?;
     let critic = config.critic.as_ref().and_then(|critic| critic.path.as_ref());
     critic.into_iter().try_for_each(|path| prints.add_model(path))?;
-    if let Some(path) = config.model.lora.as_ref().and_then(|lora| lora.path.as_ref()) {
-        prints.add_adapter(path)?;
+    let critic = config.critic.as_ref().and_then(|critic| critic.lora.as_ref());
+    for lora in [config.model.lora.as_ref(), critic].into_iter().flatten() {
+        lora.path.iter().try_for_each(|path| prints.add_adapter(path))?;
     }
     Ok(prints)
 }

@@ -59,6 +59,11 @@ fn every_algorithm_runs_from_a_file_and_leaves_what_a_reader_wants() {
         assert!(rollouts.contains("\"prompt\":\"Say ") && rollouts.contains("\"vowels\":"), "{rollouts}");
         assert!(scene.read("run/report.html").contains("Samples that were learned from"), "{algorithm}");
         assert_eq!(scene.read("run/scores.jsonl"), "", "the last checkpoint has all scores");
+        let eval = scene.aligner(&["eval", "run.toml", "--json"]);
+        let eval: serde_json::Value = serde_json::from_str(eval.succeeds()).unwrap();
+        let last = log.lines().rfind(|line| line.contains("eval/reward")).unwrap();
+        let last: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!(eval["reward"], last["eval/reward"], "{algorithm}: the same draws each time");
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use aligner_core::Error;
 use aligner_core::weights::AdapterCheckpoint;
+use aligner_core::{Error, Needs};
 use aligner_data::DatasetConfig;
 
 use super::{Node, Problems, Reading, RunConfig, blame};
@@ -31,6 +31,17 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
         let mut found = Vec::new();
         if let Some(rollout) = &config.rollout {
             add_errors(&mut found, "rollout", rollout.errors());
+            // A coefficient that a step sets acts on penalties in the rewards alone.
+            let penalises = ["ppo", "rloo", "reinforce"].contains(&name.as_str());
+            let refers = built.algorithm.needs().contains(Needs::REF_LOGPS);
+            if rollout.adaptive_kl.is_some() && !(penalises && refers) {
+                let message = format!("`{name}` takes no KL penalty off its rewards with these settings");
+                add(&mut found, "rollout.adaptive_kl", message);
+            }
+        }
+        if config.data.eval.as_ref().is_some_and(|eval| eval.task.is_some()) {
+            let message = "questions that training never asks come from data.train.holdout";
+            add(&mut found, "data.eval.task", message);
         }
         if let Some(critic) = &config.critic {
             add_errors(&mut found, "critic.learner", critic.learner.errors());

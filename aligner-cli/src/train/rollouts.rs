@@ -62,8 +62,7 @@ impl Session {
     /// What the held-out prompts' responses are worth, each with its standard error.
     pub(super) fn held_out_rewards(&mut self) -> anyhow::Result<Option<BTreeMap<String, f64>>> {
         let Some(Rollouts { online, held_out, .. }) = &mut self.rollouts else { return Ok(None) };
-        let groups = online.evaluate(held_out.clone())?;
-        Ok(Some(evaluate::held_out(&groups, |group| Ok(measures(group)))?))
+        Ok(Some(rewards_of(online, held_out.clone())?))
     }
 
     /// Writes what the loop and the critic depend on beside the policy's own state.
@@ -94,6 +93,12 @@ pub(super) fn read_state(dir: &Path) -> Result<OnlineState> {
 /// Where the checkpoint whose trainer's directory is `dir` keeps its critic.
 pub(super) fn critic_dir(dir: &Path) -> std::path::PathBuf {
     dir.join(CRITIC)
+}
+
+/// What a policy's responses to held-out prompts are worth, each figure with its standard error.
+pub(crate) fn rewards_of(online: &mut Online, prompts: Vec<Prompt>) -> anyhow::Result<BTreeMap<String, f64>> {
+    let groups = online.evaluate(prompts)?;
+    Ok(evaluate::held_out(&groups, |group| Ok(measures(group)))?)
 }
 
 /// Of one prompt's responses.

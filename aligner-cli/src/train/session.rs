@@ -16,7 +16,7 @@ use crate::progress::{Count, say};
 use crate::rundir::{
     self, EventWriter, Existing, Identity, Manifest, MetricsLog, Record, RunDir, TrainState,
 };
-use crate::wire::{self, Data, LoadedModel};
+use crate::wire::{self, Beside, Data, LoadedModel};
 use crate::{Report, Run, evaluate};
 
 /// A run in progress.
@@ -86,17 +86,15 @@ impl Session {
         if run.online {
             let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
             let critic = trainer.as_deref().map(rollouts::critic_dir);
-            let longest = data.longest()?;
-            let (online, critic) = wire::online(
-                &mut run,
-                &model,
-                &policy,
-                longest,
-                reference.take(),
-                critic.as_deref(),
-                &dir.scores(),
-                total,
-            )?;
+            let scores = dir.scores();
+            let beside = Beside {
+                longest_prompt: data.longest()?,
+                reference: reference.take(),
+                steps: Some(total),
+                critic: critic.as_deref(),
+                scores: Some(&scores),
+            };
+            let (online, critic) = wire::online(&mut run, &model, &policy, beside)?;
             rollouts = Some(Rollouts { online, held_out: prompts, critic });
         }
         let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));

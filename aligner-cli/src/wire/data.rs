@@ -49,12 +49,13 @@ impl Data {
         Ok(self.train.group(row)?)
     }
 
-    /// Tokens of the longest training row.
+    /// Tokens of the longest row.
     pub(crate) fn longest(&self) -> anyhow::Result<usize> {
         let mut longest = 0;
-        for row in 0..self.train.len() {
-            let tokens = self.train.group(row)?.map_or(0, |group| group.packed_tokens());
-            longest = longest.max(tokens);
+        for rows in [&self.train, &self.held_out] {
+            for row in 0..rows.len() {
+                longest = longest.max(rows.group(row)?.map_or(0, |group| group.packed_tokens()));
+            }
         }
         Ok(longest)
     }

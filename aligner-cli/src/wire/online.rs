@@ -19,8 +19,22 @@ use crate::config::CriticConfig;
 use crate::progress::Phase;
 use crate::registry::RewardContext;
 
-/// Builds the rollout loop around the weights of `policy`, and says what its critic's model is. `critic` is where the newest checkpoint keeps the critic,
-/// in a run that goes on; `scores` keeps what rewards have said since that checkpoint.
+/// What a rollout loop is built from beside the run's own sections.
+#[derive(Default)]
+pub(crate) struct Beside<'a> {
+    /// Tokens of the longest prompt.
+    pub(crate) longest_prompt: usize,
+    /// The frozen policy, where the algorithm asks for it.
+    pub(crate) reference: Option<Reference>,
+    /// Steps of the run; none where nothing is learned, so that there is no critic.
+    pub(crate) steps: Option<u64>,
+    /// Where the newest checkpoint keeps the critic, in a run that goes on.
+    pub(crate) critic: Option<&'a Path>,
+    /// Keeps what rewards have said since that checkpoint.
+    pub(crate) scores: Option<&'a Path>,
+}
+
+/// Builds the rollout loop around the weights of `policy`, and says what its critic's model is.
 ///
 /// # Errors
 /// Rewards that cannot be loaded, a critic that is none, prompts that leave no room for a response.
@@ -28,12 +42,9 @@ pub(crate) fn online(
     run: &mut Run,
     model: &LoadedModel,
     policy: &CausalLm,
-    longest_prompt: usize,
-    reference: Option<Reference>,
-    critic: Option<&Path>,
-    scores: &Path,
-    total: u64,
+    beside: Beside<'_>,
 ) -> anyhow::Result<(Online, Option<ModelConfig>)> {
+    let Beside { longest_prompt, reference, steps, critic, scores } = beside;
     let config = run.config.rollout.clone().unwrap_or_default();
     let context = policy.config().max_positions;
     let longest = longest_prompt + config.max_completion_length;
@@ -48,17 +59,19 @@ pub(crate) fn online(
     let engine_config = rollout_engine(run, &config, longest);
     let device = policy.device().clone();
     let rewards = rewards(run, model, &device)?;
-    let (critic, critic_config) = if run.algorithm.needs().contains(Needs::VALUES) {
-        let (critic, config) = self::critic(run, model, critic, &device, config.updates(total))?;
-        (Some(critic), Some(config))
-    } else {
-        (None, None)
+    let wants_critic = run.algorithm.needs().contains(Needs::VALUES);
+    let (critic, critic_config) = match steps.filter(|_| wants_critic) {
+        Some(steps) => {
+            let (critic, config) = self::critic(run, model, critic, &device, config.updates(steps))?;
+            (Some(critic), Some(config))
+        }
+        None => (None, None),
     };
     let mut generating = Phase::default();
     let parts = OnlineParts {
         engine: Box::new(engine(policy.clone(), &model.tokenizer, engine_config)?),
         rewards,
-        score_log: Some(scores.to_path_buf()),
+        score_log: scores.map(Path::to_path_buf),
         text: Arc::new(model.tokenizer.clone()),
         stop_tokens: model.stop_tokens(),
         reference,
