@@ -3,6 +3,7 @@
 mod scene;
 
 use std::fs;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use aligner_core::weights::read_tensors;
@@ -112,12 +113,7 @@ fn a_killed_run_of_an_adapter_ends_with_the_same_bytes() {
     scene.aligner(&train(&[&settings[..], &["--set", "run.dir=whole"]].concat())).succeeds();
     let killed = train(&[&settings[..], &["--set", "run.dir=killed"]].concat());
     let mut child = scene.start(&killed);
-    let started = Instant::now();
-    while !scene.path("killed/checkpoints/step-000008").exists() {
-        assert!(child.try_wait().unwrap().is_none(), "the run ended first");
-        assert!(started.elapsed() < Duration::from_mins(2), "the run does not get there");
-        std::thread::yield_now();
-    }
+    wait_for(&scene, &mut child, "killed/checkpoints/step-000008");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!scene.path("killed/model").exists(), "the run had ended before it was killed");
@@ -157,6 +153,54 @@ fn preference_runs_start_at_the_base_without_a_second_model() {
     let before = scene.bytes("run/reference.cache");
     scene.aligner(&[&["train", "run.toml", "--set", "run.steps=1"][..], &full].concat()).succeeds();
     assert!(scene.bytes("run/reference.cache") == before, "the base's values were there");
+}
+
+#[test]
+fn a_killed_run_of_two_adapters_on_one_base_ends_with_the_same_bytes() {
+    let scene = Scene::new();
+    let rows: Vec<String> = (0..24).map(|row| format!("{{\"prompt\": \"Say {row} in words.\"}}\n")).collect();
+    scene.write("prompts.jsonl", rows.concat());
+    scene.run_file("prompts.jsonl", "ppo", "");
+    let text = scene
+        .read("run.toml")
+        .replace("path = \"prompts.jsonl\"", "path = \"prompts.jsonl\"\nformat = \"prompt\"");
+    let critic = "[critic.lora]\nr = 2\ndropout = 0.3\n\n[critic.learner]\nlearning_rate = 1e-2\n";
+    let reward = "[reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"\n";
+    let rollout = "[rollout]\nnum_generations = 2\nmax_completion_length = 12\n";
+    scene.write("run.toml", format!("{text}\n{critic}\n{reward}\n{rollout}"));
+    with_lora(&scene, "r = 4");
+    let plan = scene.aligner(&["plan", "run.toml"]);
+    assert!(plan.succeeds().contains("with an adapter on the policy's base"), "{}", plan.stdout);
+    let settings = ["--set", "run.steps=10", "--set", "run.save_every=2", "--set", "run.keep_last=1"];
+    scene.aligner(&train(&[&settings[..], &["--set", "run.dir=whole"]].concat())).succeeds();
+    let killed = train(&[&settings[..], &["--set", "run.dir=killed"]].concat());
+    let mut child = scene.start(&killed);
+    wait_for(&scene, &mut child, "killed/checkpoints/step-000004");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!scene.path("killed/model").exists(), "the run had ended before it was killed");
+    scene.aligner(&[&killed[..], &["--resume"]].concat()).succeeds();
+    let trainer = "checkpoints/step-000010/trainer";
+    for file in [
+        "model/adapter_model.safetensors".to_string(),
+        format!("{trainer}/optimizer.safetensors"),
+        format!("{trainer}/critic/adapter_model.safetensors"),
+        format!("{trainer}/critic/optimizer.safetensors"),
+    ] {
+        assert!(scene.bytes(&format!("whole/{file}")) == scene.bytes(&format!("killed/{file}")), "{file}");
+    }
+    let first = &records(&scene, "whole")[1];
+    assert!(first["objective/kl"].as_f64().unwrap().abs() < 1e-5, "{first}");
+}
+
+/// Waits until the program, which goes on, has made a file.
+fn wait_for(scene: &Scene, child: &mut Child, name: &str) {
+    let started = Instant::now();
+    while !scene.path(name).exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended first");
+        assert!(started.elapsed() < Duration::from_mins(2), "the run does not get there");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn a_syntax_error_has_its_place_and_hides_nothing_else() {
         2,
         &["run.toml:2:", "run.toml:4:1", "unknown key `paht` in [data.train]; did you mean `path`?"],
     );
-    call.fails(2, &["missing key `path` in [data.train]", "missing key `algorithm`"]);
+    call.fails(2, &["`data.train.path`: expected a data file, or `task`", "missing key `algorithm`"]);
 }
 
 #[test]

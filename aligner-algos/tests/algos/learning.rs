@@ -100,8 +100,8 @@ fn train(algorithm: &dyn Algorithm, config: RolloutConfig, seed: u64, steps: usi
     let mut reward = 0.0;
     for _ in 0..steps {
         let iteration = online.step(algorithm, &mut learner, 8, &mut prompts).unwrap();
-        let rewards = || iteration.groups.iter().flat_map(|group| &group.samples).filter_map(|s| s.reward);
-        reward = rewards().map(f64::from).sum::<f64>() / rewards().count() as f64;
+        // What was drawn, whether or not there was something to learn from it.
+        reward = iteration.metrics.get("reward").unwrap();
     }
     reward
 }

@@ -166,7 +166,8 @@ fn data(config: &RunConfig, found: &mut Found) {
 
 fn rows(section: &str, config: &DatasetConfig, found: &mut Found) {
     add_errors(found, section, config.check().err());
-    if config.task.is_none() && !config.path.exists() {
+    let named = config.task.is_none() && !config.path.as_os_str().is_empty();
+    if named && !config.path.exists() {
         add(found, &format!("{section}.path"), format!("{}: no such file", config.path.display()));
     }
 }

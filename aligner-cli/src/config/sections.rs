@@ -54,6 +54,7 @@ impl RunConfig {
             ("data.eval.path", self.data.eval.as_ref().map(|rows| &rows.path)),
             ("reference.path", self.reference.path.as_ref()),
             ("critic.path", self.critic.as_ref().and_then(|critic| critic.path.as_ref())),
+            ("critic.lora.path", self.critic.as_ref().and_then(|critic| critic.lora.as_ref()?.path.as_ref())),
             ("model.lora.path", self.model.lora.as_ref().and_then(|lora| lora.path.as_ref())),
         ];
         let given = optional.into_iter().filter_map(|(key, path)| Some((key, path?)));

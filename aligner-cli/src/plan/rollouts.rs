@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use aligner_algos::RolloutConfig;
 use aligner_core::Needs;
-use aligner_core::model::ModelConfig;
+use aligner_core::model::{Adapter, ModelConfig};
 use aligner_infer::EngineConfig;
 
 use super::memory::bytes;
@@ -44,9 +44,16 @@ pub(super) fn describe(
     if run.algorithm.needs().contains(Needs::VALUES) {
         let critic = run.config.critic.clone().unwrap_or_default();
         let weights = 4.0 * config.num_params() as f64;
+        // Of what is trained: weights, gradients and two moments.
         let (kind, size) = match critic.lora {
-            Some(_) => ("with an adapter", weights),
-            // Weights, gradients and two moments.
+            Some(lora) => {
+                let own = Adapter::new(lora.config(), config).map_or(0, |adapter| adapter.num_params());
+                let own = 16.0 * own as f64;
+                match (critic.path, &run.config.model.lora) {
+                    (None, Some(_)) => ("with an adapter on the policy's base", own),
+                    _ => ("with an adapter", weights + own),
+                }
+            }
             None => ("all of it trained", 4.0 * weights),
         };
         let _ = writeln!(out, "critic      {} beside, {kind}", bytes(size));

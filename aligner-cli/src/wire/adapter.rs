@@ -9,7 +9,7 @@ use aligner_core::{Device, Error, Needs, ParamSet, Policy as _};
 use aligner_data::Tokenizer;
 
 use super::LoadedModel;
-use crate::config::not_a_model;
+use crate::config::{LoraSection, not_a_model};
 use crate::progress::say;
 use crate::{Run, Usage};
 
@@ -119,23 +119,35 @@ pub(crate) fn trained_policy(
         _ => {}
     }
     policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
-    policy = match (file, addition, section) {
-        (Some(file), ..) => policy.with_adapter_from(file)?,
-        (None, Addition::OfRun, Some(section)) => {
-            policy.with_adapter(section.config(), seed).map_err(|error| blamed(run, error))?
+    match (file, addition, section) {
+        (Some(file), _, None) => policy = policy.with_adapter_from(file)?,
+        (_, Addition::File(_) | Addition::OfRun, Some(section)) => {
+            policy = with_lora(policy, section, file, seed).map_err(|error| blamed(run, "model", error))?;
         }
-        _ => policy,
-    };
-    if let Some(rate) =
-        section.and_then(|section| section.dropout).filter(|_| policy.config().adapter.is_some())
-    {
-        policy = policy.with_dropout(rate)?;
+        _ => {}
     }
-    policy.set_dropout_seed(seed);
     if let Some(rollout) = &run.config.rollout {
         policy.set_temperature(rollout.temperature)?;
     }
     Ok(policy)
+}
+
+/// A model with the adapter of a section of the run file, or of `file` with that section's dropout.
+pub(super) fn with_lora(
+    model: CausalLm,
+    section: &LoraSection,
+    file: Option<&AdapterCheckpoint>,
+    seed: u64,
+) -> aligner_core::Result<CausalLm> {
+    let mut model = match file {
+        Some(file) => model.with_adapter_from(file)?,
+        None => model.with_adapter(section.config(), seed)?,
+    };
+    if let Some(rate) = section.dropout {
+        model = model.with_dropout(rate)?;
+    }
+    model.set_dropout_seed(seed);
+    Ok(model)
 }
 
 /// Outputs of an adapter's score head, or one.
@@ -235,7 +247,8 @@ pub(crate) fn planned_adapter(run: &Run, checkpoint: &Checkpoint) -> anyhow::Res
     let Some(section) = &run.config.model.lora else { return Ok(None) };
     let adapter = match &section.path {
         Some(path) => AdapterCheckpoint::open(path)?.adapter(checkpoint.config())?,
-        None => Adapter::new(section.config(), checkpoint.config()).map_err(|error| blamed(run, error))?,
+        None => Adapter::new(section.config(), checkpoint.config())
+            .map_err(|error| blamed(run, "model", error))?,
     };
     Ok(Some(adapter))
 }
@@ -265,9 +278,11 @@ pub(crate) fn describe_adapter(path: &Path, model: &LoadedModel) -> anyhow::Resu
 }
 
 /// An adapter's own finding with its place in the run file.
-fn blamed(run: &Run, error: Error) -> anyhow::Error {
+pub(super) fn blamed(run: &Run, section: &str, error: Error) -> anyhow::Error {
     match error {
-        Error::Setting { key, message } => run.blame(Error::setting(format!("model.lora.{key}"), message)),
+        Error::Setting { key, message } => {
+            run.blame(Error::setting(format!("{section}.lora.{key}"), message))
+        }
         error => error.into(),
     }
 }

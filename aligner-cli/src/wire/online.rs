@@ -13,6 +13,7 @@ use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
 use aligner_core::{Device, Error, Needs, Prompt};
 use aligner_infer::{CacheSize, EngineConfig, PackedKind};
 
+use super::adapter::{blamed, with_lora};
 use super::{LoadedModel, alone, engine};
 use crate::Run;
 use crate::config::CriticConfig;
@@ -62,7 +63,7 @@ pub(crate) fn online(
     let wants_critic = run.algorithm.needs().contains(Needs::VALUES);
     let (critic, critic_config) = match steps.filter(|_| wants_critic) {
         Some(steps) => {
-            let (critic, config) = self::critic(run, model, critic, &device, config.updates(steps))?;
+            let (critic, config) = self::critic(run, model, policy, critic, config.updates(steps))?;
             (Some(critic), Some(config))
         }
         None => (None, None),
@@ -121,10 +122,11 @@ fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Resul
 fn critic(
     run: &Run,
     model: &LoadedModel,
+    actor: &CausalLm,
     from: Option<&Path>,
-    device: &Device,
     updates: u64,
 ) -> anyhow::Result<(Critic, ModelConfig)> {
+    let device = actor.device();
     let CriticConfig { path, lora, loss, learner } = run.config.critic.clone().unwrap_or_default();
     let seed = run.config.run.seed;
     let opened;
@@ -140,7 +142,9 @@ fn critic(
         }
         _ => &model.checkpoint,
     };
-    let mut policy = CausalLm::load(checkpoint, device)?;
+    // Two adapters on one frozen base: its weights are there once.
+    let shares = lora.is_some() && path.is_none() && actor.config().adapter.is_some();
+    let mut policy = if shares { actor.without_adapter()? } else { CausalLm::load(checkpoint, device)? };
     match policy.config().num_labels {
         Some(1) => {}
         Some(outputs) => {
@@ -149,19 +153,11 @@ fn critic(
         }
         None => policy = policy.with_score_head(1, seed)?,
     }
-    policy = match (&lora, from) {
-        (Some(_), Some(saved)) => policy.with_adapter_from(&AdapterCheckpoint::open(saved)?)?,
-        (Some(section), None) => match &section.path {
-            Some(path) => policy.with_adapter_from(&AdapterCheckpoint::open(path)?)?,
-            None => policy.with_adapter(section.config(), seed).map_err(|error| match error {
-                Error::Setting { key, message } => {
-                    run.blame(Error::setting(format!("critic.lora.{key}"), message))
-                }
-                error => error.into(),
-            })?,
-        },
-        (None, _) => policy,
-    };
+    if let Some(section) = &lora {
+        let file = from.or(section.path.as_deref()).map(AdapterCheckpoint::open).transpose()?;
+        let adapted = with_lora(policy, section, file.as_ref(), seed);
+        policy = adapted.map_err(|error| blamed(run, "critic", error))?;
+    }
     if policy.config().vocab_size < model.tokenizer.vocab_size() {
         let (rows, ids) = (policy.config().vocab_size, model.tokenizer.vocab_size());
         let message = format!("the critic's vocabulary has {rows} rows, but the tokenizer has {ids} ids");

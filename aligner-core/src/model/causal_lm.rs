@@ -145,7 +145,8 @@ impl CausalLm {
     pub(super) fn rebuilt(&self, adapter: Option<Arc<Adapter>>, params: ParamSet) -> Result<Self> {
         let config = ModelConfig { adapter, ..(*self.config).clone() };
         let model = Self::new(config, params, &self.device)?;
-        Ok(Self { gradient_checkpointing: self.gradient_checkpointing, dropout: self.dropout, ..model })
+        let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
+        Ok(Self { gradient_checkpointing, temperature, dropout, ..model })
     }
 
     /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
