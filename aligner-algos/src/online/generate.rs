@@ -82,11 +82,9 @@ pub(super) fn generate(
     }
     let all = round.places.len();
     while round.done < wanted && !round.places.is_empty() {
-        for at in round.poll(engine, open)? {
-            if open[at].is_complete() && round.done < wanted {
-                round.done += 1;
-                complete(at, &open[at]);
-            }
+        for at in round.poll(engine, open)?.into_iter().take(wanted - round.done) {
+            round.done += 1;
+            complete(at, &open[at]);
         }
         watch("generating", all - round.places.len(), all);
     }
@@ -109,7 +107,7 @@ struct Round {
 }
 
 impl Round {
-    /// Lets the engine go on and puts what ended in its place; returns the prompts that have one more response.
+    /// Lets the engine go on and puts what ended in its place; returns the prompts that are complete by it, each once.
     fn poll(&mut self, engine: &mut dyn Engine, open: &mut [Open]) -> Result<Vec<usize>> {
         let events = engine.poll()?;
         if events.is_empty() {
@@ -123,7 +121,7 @@ impl Round {
             let complete = reason != FinishReason::Cancelled;
             sample.ended = complete.then_some(reason == FinishReason::Stop);
             open[at].responses[index] = Response { sample: Some(sample), complete };
-            prompts.push(at);
+            prompts.extend(open[at].is_complete().then_some(at));
         }
         Ok(prompts)
     }

@@ -240,3 +240,18 @@ fn fresh_samples_have_the_ratio_1_and_no_divergence() {
         assert!(metrics.get("objective/kl").unwrap().abs() < 1e-5);
     }
 }
+
+#[test]
+fn samples_of_every_step_are_drawn_with_the_learner_s_weights() {
+    let (mut online, mut learner) = online(&grpo(), rollout(), single("r", by_length));
+    for step in 0..4 {
+        let iteration = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap();
+        let ids: Vec<&str> = iteration.groups.iter().map(|group| group.id.as_str()).collect();
+        assert_eq!(ids, ["p0", "p1", "p2"], "each prompt once");
+        let metrics = iteration.metrics;
+        for name in ["val/ratio_max", "val/ratio_min"] {
+            let ratio = metrics.get(name).unwrap();
+            assert!((ratio - 1.0).abs() < 1e-3, "step {step}, {name}: {ratio}");
+        }
+    }
+}
