@@ -119,13 +119,12 @@ impl Online {
             self.born += 1;
             self.waiting.push_back(rollout.groups);
         }
-        let (rollout, learned) = match self.waiting.pop_front() {
-            Some(groups) => self.learn_beside(algorithm, learner, groups, wanted, prompts)?,
-            None => {
-                let mut rollout = self.collector.collect(wanted, self.born, prompts)?;
-                let groups = std::mem::take(&mut rollout.groups);
-                (rollout, self.teacher.learn(algorithm, learner, groups)?)
-            }
+        let (rollout, learned) = if let Some(groups) = self.waiting.pop_front() {
+            self.learn_beside(algorithm, learner, groups, wanted, prompts)?
+        } else {
+            let mut rollout = self.collector.collect(wanted, self.born, prompts)?;
+            let groups = std::mem::take(&mut rollout.groups);
+            (rollout, self.teacher.learn(algorithm, learner, groups)?)
         };
         self.born += 1;
         let refitting = Instant::now();

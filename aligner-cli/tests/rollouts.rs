@@ -15,9 +15,10 @@ fn run_file(scene: &Scene, algorithm: &str, more: &str) {
 
 fn run_file_with(scene: &Scene, algorithm: &str, more: &str, reward: &str) {
     let defaults = [("num_generations", "3"), ("max_completion_length", "12")];
-    let defaults: String = (defaults.iter().filter(|(key, _)| !more.contains(key)))
+    let defaults: Vec<String> = (defaults.iter().filter(|(key, _)| !more.contains(key)))
         .map(|(key, value)| format!("{key} = {value}\n"))
         .collect();
+    let defaults = defaults.concat();
     let rows: Vec<String> = (0..32).map(|row| format!("{{\"prompt\": \"Say {row} in words.\"}}\n")).collect();
     scene.write("prompts.jsonl", rows.concat());
     scene.write(

@@ -363,6 +363,64 @@ pub const DICTIONARY: &[Entry] = &[
         healthy: "below 0.2",
     },
     Entry {
+        name: "completions/mean_length",
+        meaning: "mean tokens of a response",
+        healthy: "steady; a steady rise that the reward does not ask for is length hacking",
+    },
+    Entry {
+        name: "completions/clipped_ratio",
+        meaning: "share of responses that a limit cut off",
+        healthy: "low; near 1 the limit is too small, or the model never ends",
+    },
+    Entry {
+        name: "completions/mean_terminated_length",
+        meaning: "mean tokens of the responses that ended by themselves",
+        healthy: "as the task asks",
+    },
+    Entry {
+        name: "repetition",
+        meaning: "share of a response's runs of three tokens that it held before",
+        healthy: "low; a rise beside the reward's is reward hacking",
+    },
+    Entry {
+        name: "frac_groups_kept",
+        meaning: "share of the groups drawn that are learned from",
+        healthy: "1, or lower with dynamic sampling; a fall means that the task became too easy or too hard",
+    },
+    Entry {
+        name: "kl_coef",
+        meaning: "the adaptive coefficient of the KL penalty",
+        healthy: "settles where objective/kl is near its target",
+    },
+    Entry {
+        name: "skipped_updates",
+        meaning: "1 where no sample of the step was left to learn from",
+        healthy: "absent",
+    },
+    Entry {
+        name: "sampling/max_ratio_error",
+        meaning: "on the first step: the farthest that a ratio of the trainer's to the engine's probability is from 1",
+        healthy: "below 1e-3",
+    },
+    Entry {
+        name: "timing_s/generate",
+        meaning: "seconds of drawing responses",
+        healthy: "most of a step where responses are long",
+    },
+    Entry {
+        name: "timing_s/score",
+        meaning: "seconds that rewards took beyond the end of drawing",
+        healthy: "near 0",
+    },
+    Entry {
+        name: "timing_s/logprobs",
+        meaning: "seconds of the reference, the critic and old log-probabilities",
+        healthy: "a third of timing_s/learn, or less",
+    },
+    Entry { name: "timing_s/learn", meaning: "seconds of credit and updates", healthy: "steady" },
+    Entry { name: "timing_s/refit", meaning: "seconds of giving the engine new weights", healthy: "near 0" },
+    Entry { name: "timing_s/step", meaning: "seconds of all phases", healthy: "steady" },
+    Entry {
         name: "sampling/importance_sampling_ratio/mean",
         meaning: "weight of trainer over engine, truncated or masked, mean",
         healthy: "near 1; a fall means that much is masked",

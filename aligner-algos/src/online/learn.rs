@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use aligner_core::rng::Rng;
+use aligner_core::rng::{Rng, key_of};
 use aligner_core::{Algorithm, Error, Forward, Group, Metrics, Needs, Result, StepBatch};
 
 use super::config::{OldLogps, RolloutConfig};
@@ -158,7 +158,7 @@ impl Teacher {
 
     /// A permutation by seed, step and pass; the first pass of a single minibatch keeps the order.
     fn order(&self, len: usize, pass: usize) -> Vec<usize> {
-        let rng = Rng::new(&[self.seed, self.step, pass as u64, 0x6F72_6465_72]);
+        let rng = Rng::new(&[self.seed, self.step, pass as u64, key_of("order")]);
         let mut order: Vec<usize> = (0..len).collect();
         if self.config.num_minibatches > 1 {
             for last in (1..len).rev() {

@@ -52,6 +52,7 @@ fn last_token(sample: &Sample) -> Score {
     last.map_or(Score::None, |last| Score::Sample(f32::from(u8::from(last < 3))))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "a source of prompts may fail")]
 pub(crate) fn prompts(count: usize) -> Result<Vec<Prompt>> {
     let prompt = |at: usize| {
         let first = at as u32 % 4;

@@ -149,8 +149,9 @@ fn staleness_is_counted_in_updates() {
 #[test]
 fn groups_without_spread_are_asked_again_or_learn_nothing() {
     // Half of the prompts are worth the same whatever is said.
-    let some =
-        |sample: &Sample| if sample.tokens[0] % 2 == 0 { Score::Sample(1.0) } else { by_length(sample) };
+    let some = |sample: &Sample| {
+        if sample.tokens[0].is_multiple_of(2) { Score::Sample(1.0) } else { by_length(sample) }
+    };
     let config = RolloutConfig { dynamic_sampling: true, ..rollout() };
     let (mut online, mut learner) = self::online(&grpo(), config, single("some", some));
     let mut asked = 0;
@@ -173,7 +174,8 @@ fn groups_without_spread_are_asked_again_or_learn_nothing() {
 
 #[test]
 fn samples_without_a_score_are_left_out_and_a_step_without_samples_learns_nothing() {
-    let some = |sample: &Sample| if sample.tokens.len() % 2 == 0 { Score::None } else { by_length(sample) };
+    let some =
+        |sample: &Sample| if sample.tokens.len().is_multiple_of(2) { Score::None } else { by_length(sample) };
     let (mut online, mut learner) = self::online(&grpo(), rollout(), single("some", some));
     let iteration = online.step(&grpo(), &mut learner, 3, &mut prompts).unwrap();
     assert!(iteration.groups.iter().flat_map(|g| &g.samples).all(|sample| sample.tokens.len() % 2 == 1));

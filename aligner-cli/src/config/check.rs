@@ -62,7 +62,9 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
                 ),
             );
         }
-        found.into_iter().for_each(|(key, message)| blame(root, &key, &message, problems));
+        for (key, message) in found {
+            blame(root, &key, &message, problems);
+        }
         return;
     }
     for section in ["rollout", "reward", "critic"] {

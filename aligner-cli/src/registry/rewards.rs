@@ -88,7 +88,7 @@ pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> 
                 ("weight", Value::Float(number)) if number.is_finite() => weight = *number,
                 ("weight", Value::Integer(number)) => weight = *number as f64,
                 ("kind", other) => {
-                    blame(root, &place, &format!("expected a string, got {}", other.kind()), problems)
+                    blame(root, &place, &format!("expected a string, got {}", other.kind()), problems);
                 }
                 ("weight", other) => {
                     blame(root, &place, &format!("expected a finite number, got {}", other.kind()), problems);

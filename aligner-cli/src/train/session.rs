@@ -199,14 +199,13 @@ impl Session {
         if held_out == 0 || self.logged_evaluation(step)? {
             return Ok(());
         }
-        let values = match self.held_out_rewards()? {
-            Some(values) => values,
-            None => {
-                let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
-                evaluate::held_out(&self.held_out, |group| {
-                    learner.evaluate(algorithm, std::slice::from_ref(group))
-                })?
-            }
+        let values = if let Some(values) = self.held_out_rewards()? {
+            values
+        } else {
+            let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
+            evaluate::held_out(&self.held_out, |group| {
+                learner.evaluate(algorithm, std::slice::from_ref(group))
+            })?
         };
         self.eval_loss = self.judged(&values).map(|loss| (step, loss));
         say(&evaluate::line(step, held_out, &values));
@@ -223,8 +222,8 @@ impl Session {
 
     fn logged_evaluation(&mut self, step: u64) -> anyhow::Result<bool> {
         let records = rundir::read_metrics(&self.dir.metrics())?;
-        let of_step = records.iter().filter(|record| record.step == step);
-        let loss = of_step.filter_map(|record| self.judged(&record.values)).next();
+        let mut of_step = records.iter().filter(|record| record.step == step);
+        let loss = of_step.find_map(|record| self.judged(&record.values));
         self.eval_loss = loss.map(|loss| (step, loss)).or(self.eval_loss);
         Ok(loss.is_some())
     }

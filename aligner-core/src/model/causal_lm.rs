@@ -33,7 +33,8 @@ pub struct CausalLm {
     head: Head,
     device: Device,
     gradient_checkpointing: bool,
-    temperature: f32,
+    /// What divides the logits; none where nothing does, so that nothing is rounded.
+    temperature: Option<f32>,
     dropout: DropoutKey,
 }
 
@@ -136,7 +137,7 @@ impl CausalLm {
             head,
             device: device.clone(),
             gradient_checkpointing: false,
-            temperature: 1.0,
+            temperature: None,
             dropout: DropoutKey::default(),
         })
     }
@@ -194,7 +195,7 @@ impl CausalLm {
         if !(temperature.is_finite() && temperature > 0.0) {
             return Err(Error::setting("temperature", format!("must be above 0, got {temperature}")));
         }
-        self.temperature = temperature;
+        self.temperature = (temperature.to_bits() != 1.0_f32.to_bits()).then_some(temperature);
         Ok(())
     }
 
@@ -279,8 +280,11 @@ impl CausalLm {
                 if needs.contains(Needs::SCORES) {
                     return Err(Error::Head { field: "scores", head: "scalar head" });
                 }
-                // Logits are linear in it. Where nothing divides, nothing is rounded.
-                let hidden = if self.temperature == 1.0 { hidden } else { hidden / self.temperature };
+                // Logits are linear in it.
+                let hidden = match self.temperature {
+                    Some(temperature) => hidden / temperature,
+                    None => hidden,
+                };
                 let scores =
                     linear_cross_entropy(hidden, self.params.matrix(id), &rows.targets, &batch.targets)?;
                 out.logps = Some(scores.logps);

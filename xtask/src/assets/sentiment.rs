@@ -58,6 +58,6 @@ fn pairs(reviews: &[Review]) -> Vec<Value> {
 }
 
 fn write(path: &Path, rows: &[Value]) -> Result<()> {
-    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))
+    let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
+    fs::write(path, lines.join("\n") + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
