@@ -28,7 +28,7 @@ const MASKED: f32 = -1e30;
 #[derive(Debug)]
 pub struct Tiles {
     /// `[tiles, 4]`: first row, rows, position of the first row, start in the page table.
-    tiles: Buffer<u32>,
+    places: Buffer<u32>,
     /// The position of each row, `[rows]`.
     positions: Buffer<u32>,
     table: Buffer<u32>,
@@ -90,7 +90,7 @@ impl Tiles {
         }
         let pages = table.iter().map(|&page| page as usize + 1).max().unwrap_or(0);
         Ok(Self {
-            tiles: device.upload(&tiles),
+            places: device.upload(&tiles),
             rows: positions.len(),
             positions: device.upload(&positions),
             table: device.upload(table),
@@ -141,7 +141,7 @@ pub fn paged_attention(
                 pages.keys.arg(),
                 pages.values.arg(),
                 tiles.table.arg(),
-                tiles.tiles.arg(),
+                tiles.places.arg(),
                 partial.arg(),
                 stats.arg(),
                 scale,

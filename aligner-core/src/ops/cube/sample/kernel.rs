@@ -269,7 +269,7 @@ fn last_tie(
     #[comptime] units: usize,
 ) -> usize {
     let unit = UNIT_POS as usize;
-    let chunk = (row.vocab + units - 1) / units;
+    let chunk = row.vocab.div_ceil(units);
     let begin = clamp_max(unit * chunk, row.vocab);
     let end = clamp_max(begin + chunk, row.vocab);
     let mut count = f64::new(0.0);
@@ -328,7 +328,7 @@ fn pick(
     #[comptime] units: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let chunk = (row.vocab + units - 1) / units;
+    let chunk = row.vocab.div_ceil(units);
     let begin = clamp_max(unit * chunk, row.vocab);
     let end = clamp_max(begin + chunk, row.vocab);
     let mut sum = f64::new(0.0);
