@@ -221,7 +221,7 @@ pub(crate) fn forward(
         x = body.layer(&mut pass, index, x)?;
     }
     let normed = pass.norm(&x, body.norm_id(), config.rms_norm_eps)?;
-    let head = Linear { weight: weights.head_id(), bias: None };
+    let head = Linear { weight: weights.head_id(), bias: None, lora: None };
     let [values] = pass.products(&normed, [head], None)?;
     Ok(DeviceLogits { device: device.clone(), values })
 }
