@@ -61,13 +61,3 @@ fn bare(at: usize, group: &Group) -> Group {
     let samples = group.samples.iter().map(|sample| Sample::new(sample.tokens.clone(), sample.mask.clone()));
     Group { id: at.to_string(), samples: samples.collect(), ..Group::default() }
 }
-
-/// One value on each target of the sample, 0 elsewhere: `[tokens]`.
-pub(crate) fn spread(sample: &Sample, values: &[f32]) -> Vec<f32> {
-    let mut all = vec![0.0; sample.tokens.len()];
-    let targets = (1..sample.tokens.len()).filter(|&at| sample.mask[at]);
-    for (at, value) in targets.zip(values) {
-        all[at] = *value;
-    }
-    all
-}

@@ -8,7 +8,8 @@ use aligner_core::weights::checksum;
 use aligner_core::{Forward, Group, Needs, Policy, Result, Sample};
 use sha2::{Digest, Sha256};
 
-use crate::per_target::{Answer, Question, spread};
+use crate::ops::targets::scatter;
+use crate::per_target::{Answer, Question};
 use cache::{Cache, Key};
 
 /// A frozen policy that fills in `ref_logps`.
@@ -80,7 +81,7 @@ impl Reference {
                 let group = &mut groups[absent[group]];
                 let prefix = group.shared_prefix();
                 let sample = &mut group.samples[sample];
-                sample.ref_logps = spread(sample, &values);
+                sample.ref_logps = scatter(sample, &values);
                 if let Some((_, weights)) = &cached {
                     records.push((key(weights, prefix, sample), values));
                 }
@@ -102,7 +103,7 @@ impl Reference {
             if values.len() != sample.targets() {
                 return Ok(false);
             }
-            sample.ref_logps = spread(sample, &values);
+            sample.ref_logps = scatter(sample, &values);
         }
         Ok(true)
     }

@@ -3,7 +3,6 @@
 //! | what | where |
 //! |---|---|
 //! | several rewards, each with a name and a weight | [`RewardParts`] |
-//! | any of them from a run file | [`RewardConfig`] |
 //! | sentiment | [`Lexicon`] |
 //! | a pattern, a length, a format, a JSON schema | [`RegexReward`], [`Length`], [`Format`], [`JsonSchema`] |
 //! | the data set's answer, a generated task's answer | [`Answer`], [`TaskReward`] |
@@ -14,7 +13,6 @@
 //! [`Sample::metadata`]; the prompt's own text stands there under `prompt`.
 
 mod answer;
-mod config;
 mod expression;
 mod extract;
 mod format;
@@ -31,11 +29,10 @@ mod regex;
 mod remote;
 mod task;
 
-use aligner_core::{Error, Result, Sample};
+use aligner_core::{Error, Result, Sample, Score};
 use serde_json::Value;
 
 pub use answer::{Answer, AnswerConfig, Compare};
-pub use config::{PartConfig, RewardConfig};
 pub use extract::Extract;
 pub use format::{Check, Format, FormatConfig, FormatScore, Relation};
 pub use json_schema::{JsonSchema, JsonSchemaConfig, Schema};
@@ -60,6 +57,17 @@ fn sample_name(at: usize, sample: &Sample) -> String {
         Some(Value::Number(id)) => format!("sample {at} ({id})"),
         _ => format!("sample {at}"),
     }
+}
+
+/// Each sample's score by a rule that judges one; what it cannot judge is an error with the sample's name.
+fn each(
+    samples: &[Sample],
+    rate: impl Fn(&Sample) -> std::result::Result<Score, String>,
+) -> Result<Vec<Score>> {
+    let named = |(at, sample): (usize, &Sample)| {
+        rate(sample).map_err(|message| Error::Invalid(format!("{}: {message}", sample_name(at, sample))))
+    };
+    samples.iter().enumerate().map(named).collect()
 }
 
 /// Names of the samples at some places of a batch, the first few of many.

@@ -86,11 +86,11 @@ impl Run {
         let (Some(Reading { value: config, .. }), Some(built)) = (reading, built) else {
             anyhow::bail!("{}: nothing could be read", path.display());
         };
-        let root_lacks_rate = root.find("critic.learner.learning_rate").is_none();
+        let without_rate = root.find("critic.learner.learning_rate").is_none();
         let source = Source { root, problems };
         let mut config = config;
         config.model.lora = config.model.lora.map(|lora| lora.filled());
-        if let Some(critic) = config.critic.as_mut().filter(|_| root_lacks_rate) {
+        if let Some(critic) = config.critic.as_mut().filter(|_| without_rate) {
             critic.learner.learning_rate = CriticConfig::default().learner.learning_rate;
         }
         let resolved = resolve(&config, &built, &rewards)?;

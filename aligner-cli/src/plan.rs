@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     if run.online {
         let config = model.checkpoint.config();
         let trained = trained.unwrap_or_else(|| config.num_params());
-        out.push_str(&rollouts::describe(&run, config, data.longest()?, trained, steps));
+        out.push_str(&rollouts::describe(&run, config, data.longest, trained, steps));
     }
     if arguments.measure && run.online {
         return Err(crate::Usage(format!(

@@ -25,6 +25,8 @@ pub(crate) struct Built {
     pub(crate) kind: Option<Kind>,
     /// Whether it learns from samples of its own.
     pub(crate) online: bool,
+    /// Whether it takes a KL penalty off the rewards, whose coefficient a step may set.
+    pub(crate) penalising: bool,
     /// Its loss where policy and reference are equal, where it has said so.
     pub(crate) loss_at_reference: Option<f64>,
 }
@@ -61,6 +63,7 @@ struct Entry {
     build: Box<Build>,
     kind: Option<Kind>,
     online: bool,
+    penalising: bool,
     loss_at_reference: Option<f64>,
 }
 
@@ -77,10 +80,13 @@ impl Registry {
             .starting_at(Dpo::LOSS_AT_REFERENCE)
             .with("ppo", |config: PpoConfig| Ppo::new(config))
             .online()
+            .penalising()
             .with("reinforce", |config: ReinforceConfig| Reinforce::new(config))
             .online()
+            .penalising()
             .with("rloo", |config: RlooConfig| Rloo::new(config))
             .online()
+            .penalising()
             .with("grpo", |config: GrpoConfig| Grpo::new(config))
             .online()
             .with("rejection", |config: RejectionConfig| Rejection::new(config))
@@ -101,23 +107,19 @@ impl Registry {
         A: Algorithm + 'static,
     {
         let build = move |root: &Node, path: &str, problems: &mut Problems| {
-            let Reading { value, unsound } = read::<C>(root, path, problems)?;
-            let resolved = toml::Value::try_from(&value);
-            match (build(value), resolved) {
-                (Ok(algorithm), Ok(resolved)) => Some((Box::new(algorithm) as Box<dyn Algorithm>, resolved)),
-                (Err(error), _) => {
-                    report(root, path, &error, &unsound, problems);
-                    None
-                }
-                (_, Err(error)) => {
-                    blame(root, path, &format!("cannot be written as TOML: {error}"), problems);
-                    None
-                }
-            }
+            let (algorithm, resolved) = configured(root, path, problems, &build)?;
+            Some((Box::new(algorithm) as Box<dyn Algorithm>, resolved))
         };
         self.entries.retain(|entry| entry.name != name);
         let build = Box::new(build);
-        self.entries.push(Entry { name, build, kind: None, online: false, loss_at_reference: None });
+        self.entries.push(Entry {
+            name,
+            build,
+            kind: None,
+            online: false,
+            penalising: false,
+            loss_at_reference: None,
+        });
         self
     }
 
@@ -159,6 +161,16 @@ impl Registry {
         self
     }
 
+    /// Says that the algorithm that was added last takes a KL penalty off the rewards in its credit, by
+    /// [`aligner_core::StepBatch::kl_coef`] where that is set: so `rollout.adaptive_kl` may lead it.
+    #[must_use]
+    pub fn penalising(mut self) -> Self {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.penalising = true;
+        }
+        self
+    }
+
     /// Says which loss, in nats, the algorithm that was added last has where the policy equals its
     /// reference: the checks before step 1 then hold a run that starts there to it.
     #[must_use]
@@ -194,13 +206,14 @@ impl Registry {
                 continue;
             };
             if let Some((algorithm, config)) = (entry.build)(root, &format!("algorithm.{name}"), problems) {
-                let Entry { kind, online, loss_at_reference, .. } = *entry;
+                let Entry { kind, online, penalising, loss_at_reference, .. } = *entry;
                 built.push(Built {
                     name: name.to_string(),
                     algorithm,
                     config,
                     kind,
                     online,
+                    penalising,
                     loss_at_reference,
                 });
             }
@@ -213,6 +226,28 @@ impl Registry {
             problems.push(None, "[algorithm] names no algorithm; write a section such as [algorithm.dpo]");
         }
         built.pop()
+    }
+}
+
+/// What `build` makes of the section at `path`, and the section with its defaults; none where something is wrong with it.
+fn configured<C: DeserializeOwned + Serialize, T>(
+    root: &Node,
+    path: &str,
+    problems: &mut Problems,
+    build: impl Fn(C) -> aligner_core::Result<T>,
+) -> Option<(T, toml::Value)> {
+    let Reading { value, unsound } = read::<C>(root, path, problems)?;
+    let resolved = toml::Value::try_from(&value);
+    match (build(value), resolved) {
+        (Ok(built), Ok(resolved)) => Some((built, resolved)),
+        (Err(error), _) => {
+            report(root, path, &error, &unsound, problems);
+            None
+        }
+        (_, Err(error)) => {
+            blame(root, path, &format!("cannot be written as TOML: {error}"), problems);
+            None
+        }
     }
 }
 

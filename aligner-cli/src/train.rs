@@ -55,7 +55,10 @@ enum Ending {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
-    crate::join_thread_pool();
+    if !run.online {
+        // A rollout loop computes on several threads: with a pool of this one alone, they would wait for each other.
+        crate::join_thread_pool();
+    }
     let interrupt = Interrupt::listen()?;
     let mut session = Session::open(run, arguments.existing())?;
     match session.run(&interrupt)? {

@@ -127,6 +127,14 @@ fn a_killed_run_ends_with_the_same_bits_and_asks_no_program_twice() {
 }
 
 #[test]
+fn one_core_is_enough_for_drawing_beside_learning() {
+    let scene = Scene::new();
+    run_file(&scene, "[algorithm.grpo]", "max_staleness = 1");
+    let one = [("RAYON_NUM_THREADS", "1")];
+    scene.aligner_with(&one, &["train", "run.toml"]).succeeds();
+}
+
+#[test]
 fn tasks_are_asked_and_graded() {
     let scene = Scene::new();
     run_file(&scene, "[algorithm.grpo]", "");
@@ -176,10 +184,26 @@ fn mistakes_are_told_with_their_places() {
     with("[algorithm.grpo]", "", "[reward.regex]\npattern = \"(\"\n").fails(2, &["reward.regex.pattern"]);
     with("[algorithm.grpo]", "temperature = 0.0", regex).fails(2, &["rollout.temperature"]);
     with("[algorithm.grpo]", "top_p = 0.9", regex).fails(2, &["rollout.top_p", "importance"]);
+    with("[algorithm.grpo]", "adaptive_kl = {}", regex).fails(2, &["rollout.adaptive_kl", "`grpo`"]);
     with("[algorithm.grpo]", "max_completion_length = 100000", regex)
         .fails(2, &["rollout.max_completion_length"]);
     with("[algorithm.dpo]", "", regex).fails(2, &["`dpo` draws no samples"]);
     with("[algorithm.rloo]", "num_generations = 1", regex).fails(1, &["prompts.jsonl:"]);
+    for (kind, settings) in [
+        ("lexicon", ""),
+        ("regex", "pattern = \"a\""),
+        ("answer", ""),
+        ("json_schema", "schema = { type = \"object\" }"),
+        ("format", "checks = [{ kind = \"no_comma\" }]"),
+        ("length", "target = 7"),
+        ("task", ""),
+        ("process", "command = [\"true\"]"),
+        ("remote", "url = \"http://localhost:1\""),
+        ("model", "path = \"model\""),
+    ] {
+        let section = format!("[reward.mine]\nkind = \"{kind}\"\n{settings}\npatern = 1\n");
+        with("[algorithm.grpo]", "", &section).fails(2, &["run.toml: 1 problem", "unknown key `patern`"]);
+    }
     let model = "[reward.judge]\nkind = \"model\"\npath = \"model\"\n";
     with("[algorithm.grpo]", "", model).fails(1, &["scalar head"]);
     run_file(&scene, "[algorithm.grpo]", "");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use aligner_core::{Detokenize, Engine, Error, Group, Metrics, Prompt, Result, Sampling};
+use aligner_core::{Detokenize, Engine, Error, Group, Metrics, Prompt, Result, Sample, Sampling};
 
 use super::generate::{Open, generate};
 use super::scoring::Scorer;
@@ -134,7 +134,8 @@ impl Collector {
     /// Whether a group is learned from: it has samples that can be compared, and rewards that differ where
     /// that is asked for.
     fn is_kept(&self, group: &Group) -> bool {
-        let mut rewards = group.samples.iter().filter_map(|sample| sample.reward);
+        let worth = |sample: &Sample| Some(sample.reward? + sample.token_rewards.iter().sum::<f32>());
+        let mut rewards = group.samples.iter().filter_map(worth);
         let Some(first) = rewards.next() else { return false };
         let comparable = self.config.num_generations == 1 || group.samples.len() > 1;
         comparable

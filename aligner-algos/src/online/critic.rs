@@ -3,7 +3,8 @@
 use aligner_core::{Forward, Group, Metrics, Needs, Result};
 
 use crate::learner::Learner;
-use crate::per_target::{Answer, Question, spread};
+use crate::ops::targets::scatter;
+use crate::per_target::{Answer, Question};
 use crate::value::ValueLoss;
 
 /// Says what each state of a response is worth, and learns it from the returns.
@@ -35,7 +36,7 @@ impl Critic {
         question.ask(&asked, &mut |answers| {
             for Answer { group, sample, values } in answers {
                 let sample = &mut groups[group].samples[sample];
-                sample.values = spread(sample, &values);
+                sample.values = scatter(sample, &values);
             }
             Ok(())
         })

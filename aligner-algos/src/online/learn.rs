@@ -11,7 +11,8 @@ use super::measures;
 use crate::learner::Learner;
 use crate::ops::importance;
 use crate::ops::kl::KlController;
-use crate::per_target::{Answer, Question, spread};
+use crate::ops::targets::{gather, scatter};
+use crate::per_target::{Answer, Question};
 use crate::reference::Reference;
 
 /// Everything beside the learner that a step is learned with.
@@ -80,7 +81,7 @@ impl Teacher {
         if self.config.old_logps == OldLogps::Trainer {
             for (at, sample, values) in logps(learner, groups)? {
                 let sample = &mut groups[at].samples[sample];
-                sample.old_logps = spread(sample, &values);
+                sample.old_logps = scatter(sample, &values);
             }
         }
         Ok(())
@@ -95,8 +96,7 @@ impl Teacher {
         let mut farthest = (0.0, String::new());
         for (at, sample, values) in logps(learner, groups)? {
             let (id, sample_of) = (&groups[at].id, &groups[at].samples[sample]);
-            let drawn =
-                (1..sample_of.tokens.len()).filter(|&at| sample_of.mask[at]).map(|at| sample_of.logps[at]);
+            let drawn = gather(sample_of, &sample_of.logps);
             for (new, old) in values.iter().zip(drawn) {
                 let error = f64::from((new - old).exp() - 1.0).abs();
                 if error > farthest.0 || error.is_nan() {

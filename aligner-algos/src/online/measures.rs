@@ -2,6 +2,8 @@
 
 use aligner_core::{Group, Metrics, Sample};
 
+use crate::ops::targets::places;
+
 /// Lengths, endings and rewards.
 pub(super) fn of_responses(groups: &[Group], metrics: &mut Metrics) {
     for sample in groups.iter().flat_map(|group| &group.samples) {
@@ -38,7 +40,7 @@ pub(super) fn of_kl(groups: &[Group], metrics: &mut Metrics) -> Option<f64> {
             return None;
         }
         let gap = |at: usize| f64::from(sample.logps[at] - sample.ref_logps[at]);
-        sum += (1..sample.tokens.len()).filter(|&at| sample.mask[at]).map(gap).sum::<f64>();
+        sum += places(sample).map(gap).sum::<f64>();
         count += 1.0;
     }
     metrics.add("objective/kl", sum, count);

@@ -9,7 +9,7 @@ use aligner_core::{Error, Result, Reward, Sample, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{prompt_text, sample_name};
+use super::{each, prompt_text};
 pub use check::{Check, Relation};
 
 /// What following some of several instructions is worth.
@@ -144,11 +144,7 @@ fn readings(text: &str) -> Vec<String> {
 
 impl Reward for Format {
     fn score(&self, samples: &[Sample]) -> Result<Vec<Score>> {
-        let rate = |(at, sample): (usize, &Sample)| {
-            self.rate(sample)
-                .map_err(|message| Error::Invalid(format!("{}: {message}", sample_name(at, sample))))
-        };
-        samples.iter().enumerate().map(rate).collect()
+        each(samples, |sample| self.rate(sample))
     }
 }
 

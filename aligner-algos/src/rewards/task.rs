@@ -1,12 +1,12 @@
 //! Grades the answers to generated tasks.
 
-use aligner_core::{Error, Result, Reward, Sample, Score};
+use aligner_core::{Result, Reward, Sample, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::expression::{Ratio, evaluate};
 use super::extract::{Extract, Extractor, last_line, last_number};
-use super::{finite, number, sample_name};
+use super::{each, finite, number};
 
 /// Settings of [`TaskReward`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -145,11 +145,7 @@ fn take(left: &mut Vec<i64>, number: i64) -> bool {
 
 impl Reward for TaskReward {
     fn score(&self, samples: &[Sample]) -> Result<Vec<Score>> {
-        let rate = |(at, sample): (usize, &Sample)| {
-            self.rate(sample)
-                .map_err(|message| Error::Invalid(format!("{}: {message}", sample_name(at, sample))))
-        };
-        samples.iter().enumerate().map(rate).collect()
+        each(samples, |sample| self.rate(sample))
     }
 }
 

@@ -32,9 +32,8 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
         if let Some(rollout) = &config.rollout {
             add_errors(&mut found, "rollout", rollout.errors());
             // A coefficient that a step sets acts on penalties in the rewards alone.
-            let penalises = ["ppo", "rloo", "reinforce"].contains(&name.as_str());
             let refers = built.algorithm.needs().contains(Needs::REF_LOGPS);
-            if rollout.adaptive_kl.is_some() && !(penalises && refers) {
+            if rollout.adaptive_kl.is_some() && !(built.penalising && refers) {
                 let message = format!("`{name}` takes no KL penalty off its rewards with these settings");
                 add(&mut found, "rollout.adaptive_kl", message);
             }

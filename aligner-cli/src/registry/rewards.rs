@@ -6,11 +6,13 @@ use aligner_algos::rewards::{
     Answer, Format, JsonSchema, Length, Lexicon, LexiconConfig, ModelReward, ModelRewardConfig,
     ProcessReward, RegexReward, RemoteReward, TaskReward,
 };
-use aligner_core::{Device, Error, Reward};
+use aligner_core::{Device, Reward};
+use aligner_data::Tokenizer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::{Node, Problems, Reading, Value, blame, read, unknown};
+use super::configured;
+use crate::config::{Node, Problems, Value, blame, unknown};
 use crate::wire::LoadedModel;
 
 /// What a reward of the run file is, before the run has a device.
@@ -30,8 +32,8 @@ pub(crate) type Make = dyn FnOnce(&RewardContext) -> anyhow::Result<Box<dyn Rewa
 /// What a reward may need of the run.
 pub(crate) struct RewardContext {
     pub(crate) device: Device,
-    /// Token ids of the run's tokenizer are below this.
-    pub(crate) vocab_size: usize,
+    /// The policy's tokenizer.
+    pub(crate) tokenizer: Tokenizer,
     /// Most tokens of a pass.
     pub(crate) micro_batch_tokens: usize,
 }
@@ -55,19 +57,8 @@ impl Entry {
         M: FnOnce(&RewardContext) -> anyhow::Result<Box<dyn Reward + Send>> + 'static,
     {
         let build = move |root: &Node, path: &str, problems: &mut Problems| {
-            let Reading { value, unsound } = read::<C>(root, path, problems)?;
-            let resolved = toml::Value::try_from(&value);
-            match (check(value), resolved) {
-                (Ok(make), Ok(resolved)) => Some((Box::new(make) as Box<Make>, resolved)),
-                (Err(error), _) => {
-                    super::report(root, path, &error, &unsound, problems);
-                    None
-                }
-                (_, Err(error)) => {
-                    blame(root, path, &format!("cannot be written as TOML: {error}"), problems);
-                    None
-                }
-            }
+            let (make, resolved) = configured(root, path, problems, &check)?;
+            Some((Box::new(make) as Box<Make>, resolved))
         };
         Self { kind, build: Box::new(build) }
     }
@@ -163,13 +154,9 @@ struct ModelSection {
 }
 
 fn model(config: &ModelSection, context: &RewardContext) -> anyhow::Result<Box<dyn Reward + Send>> {
-    let model = LoadedModel::open(&config.path, None, None)?.policy(&context.device)?;
-    let rows = model.config().vocab_size;
-    if rows < context.vocab_size {
-        let ids = context.vocab_size;
-        let message = format!("its vocabulary has {rows} rows, but the policy's tokenizer has {ids} ids");
-        return Err(Error::setting("path", message).into());
-    }
+    let judge = LoadedModel::open(&config.path, None, None)?;
+    ModelReward::check_vocabulary(&context.tokenizer, &judge.tokenizer)?;
+    let model = judge.policy(&context.device)?;
     let settings =
         ModelRewardConfig { output: config.output, micro_batch_tokens: context.micro_batch_tokens };
     Ok(Box::new(ModelReward::of_model(model, settings)?))

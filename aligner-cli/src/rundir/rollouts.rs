@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use aligner_algos::ops::targets::places;
 use aligner_core::weights::atomic_write;
 use aligner_core::{Error, Group, Result, Sample};
 use serde::{Deserialize, Serialize};
@@ -55,10 +56,8 @@ impl Drawn {
 
 fn kl(sample: &Sample) -> Option<f64> {
     let known = |values: &[f32]| values.len() == sample.tokens.len();
-    (known(&sample.logps) && known(&sample.ref_logps)).then(|| {
-        let targets = (1..sample.tokens.len()).filter(|&at| sample.mask[at]);
-        targets.map(|at| f64::from(sample.logps[at] - sample.ref_logps[at])).sum()
-    })
+    (known(&sample.logps) && known(&sample.ref_logps))
+        .then(|| places(sample).map(|at| f64::from(sample.logps[at] - sample.ref_logps[at])).sum())
 }
 
 /// Appends a step's samples, in place of any of that step and of later ones.

@@ -88,7 +88,7 @@ impl Session {
             let critic = trainer.as_deref().map(rollouts::critic_dir);
             let scores = dir.scores();
             let beside = Beside {
-                longest_prompt: data.longest()?,
+                longest_prompt: data.longest,
                 reference: reference.take(),
                 steps: Some(total),
                 critic: critic.as_deref(),

@@ -13,7 +13,9 @@ pub(crate) struct Data {
     pub(crate) train: Dataset,
     /// The held-out rows; may be empty.
     pub(crate) held_out: Dataset,
-    /// Whether these come from a file of their own.
+    /// Tokens of the longest row of either, packed.
+    pub(crate) longest: usize,
+    /// Whether the held-out rows come from a file of their own.
     eval_file: bool,
 }
 
@@ -21,12 +23,13 @@ impl Data {
     /// Opens the files and checks every row against its schema.
     pub(crate) fn open(run: &Run, model: &LoadedModel) -> anyhow::Result<Self> {
         let data = &run.config.data;
-        let train = open(run, "data.train", &data.train, model)?;
+        let (train, mut longest) = open(run, "data.train", &data.train, model)?;
         let (train, mut held_out) = train.split().map_err(|error| run.blame(within("data.train", error)))?;
         if let Some(eval) = &data.eval {
-            held_out = open(run, "data.eval", eval, model)?;
+            let (rows, longest_there) = open(run, "data.eval", eval, model)?;
+            (held_out, longest) = (rows, longest.max(longest_there));
         }
-        Ok(Self { train, held_out, eval_file: data.eval.is_some() })
+        Ok(Self { train, held_out, longest, eval_file: data.eval.is_some() })
     }
 
     /// What this call has made of the rows so far, a line for each file. A row counts once, however
@@ -47,17 +50,6 @@ impl Data {
     /// A training row; none where it is left out for its length.
     pub(crate) fn train_group(&self, row: usize) -> anyhow::Result<Option<Group>> {
         Ok(self.train.group(row)?)
-    }
-
-    /// Tokens of the longest row.
-    pub(crate) fn longest(&self) -> anyhow::Result<usize> {
-        let mut longest = 0;
-        for rows in [&self.train, &self.held_out] {
-            for row in 0..rows.len() {
-                longest = longest.max(rows.group(row)?.map_or(0, |group| group.packed_tokens()));
-            }
-        }
-        Ok(longest)
     }
 
     /// All held-out groups.
@@ -91,7 +83,12 @@ fn account(rows: &Dataset) -> String {
     )
 }
 
-fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -> anyhow::Result<Dataset> {
+fn open(
+    run: &Run,
+    section: &str,
+    config: &DatasetConfig,
+    model: &LoadedModel,
+) -> anyhow::Result<(Dataset, usize)> {
     // The model refuses longer rows in the middle of a run; `overlong` decides about them here.
     let context = model.checkpoint.config().max_positions;
     let max_length = config.max_length.min(context);
@@ -120,12 +117,12 @@ fn open(run: &Run, section: &str, config: &DatasetConfig, model: &LoadedModel) -
 }
 
 /// Tokenises every row once: what cannot be used is left out or refused before a step is made, and
-/// epochs and held-out rows count what is there.
-fn usable(mut rows: Dataset) -> anyhow::Result<Dataset> {
+/// epochs and held-out rows count what is there. With the packed length of the longest, in tokens.
+fn usable(mut rows: Dataset) -> anyhow::Result<(Dataset, usize)> {
     let mut progress = Count::start("rows read", rows.len());
-    rows.retain_usable_watched(&mut |done| progress.done(done))?;
+    let lengths = rows.retain_usable_watched(&mut |done| progress.done(done))?;
     drop(progress);
-    Ok(rows)
+    Ok((rows, lengths.into_iter().max().unwrap_or(0)))
 }
 
 fn described(kind: Kind) -> &'static str {

@@ -101,7 +101,7 @@ pub(crate) fn rollout_engine(run: &Run, config: &RolloutConfig, longest: usize) 
 fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Result<RewardParts> {
     let context = RewardContext {
         device: device.clone(),
-        vocab_size: model.tokenizer.vocab_size(),
+        tokenizer: model.tokenizer.clone(),
         micro_batch_tokens: run.config.learner.micro_batch_tokens,
     };
     let mut parts = RewardParts::default();
