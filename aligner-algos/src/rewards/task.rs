@@ -64,7 +64,7 @@ impl TaskReward {
     /// The reward with these settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an empty marker or tag, and a score that is not finite.
+    /// [`Error::Setting`](aligner_core::Error::Setting) for an empty marker or tag, and a score that is not finite.
     pub fn new(config: TaskRewardConfig) -> Result<Self> {
         for (key, value) in
             [("correct", config.correct), ("wrong", config.wrong), ("missing", config.missing)]
