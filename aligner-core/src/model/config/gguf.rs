@@ -157,6 +157,10 @@ fn read_rope(keys: &mut Keys<'_>, head_dim: usize) -> Result<RopeConfig> {
 /// factor; the other settings are the same in all of Llama 3. Whatever does not then agree with
 /// every stored divisor is another scaling.
 fn llama3_scaling(plain: RopeConfig, stored: &[f32], head_dim: usize, original: usize) -> Option<RopeConfig> {
+    // The sizes of the file are not checked yet: no table is made that a false one asks for.
+    if stored.len() != head_dim / 2 {
+        return None;
+    }
     let scaling = Llama3Scaling {
         factor: *stored.last()?,
         low_freq_factor: 1.0,
@@ -166,13 +170,18 @@ fn llama3_scaling(plain: RopeConfig, stored: &[f32], head_dim: usize, original: 
     let rope = RopeConfig { scaling: Some(scaling), ..plain };
     let computed = rope.frequency_divisors(head_dim);
     let close = |(a, b): (&f32, &f32)| (a - b).abs() <= DIVISOR_TOLERANCE * b.abs();
-    let agrees = computed.len() == stored.len() && stored.iter().zip(&computed).all(close);
-    agrees.then_some(rope)
+    stored.iter().zip(&computed).all(close).then_some(rope)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_false_head_dimension_costs_no_memory() {
+        let plain = RopeConfig { theta: 500_000.0, scaling: None };
+        assert!(llama3_scaling(plain, &[1.0, 8.0], usize::MAX, 8192).is_none());
+    }
 
     #[test]
     fn scaling_is_found_from_its_divisors_and_no_other_is_taken_for_it() {
