@@ -1,18 +1,21 @@
 //! Collective operations among ranks. There is always a communicator, also for one rank.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// How a reduction combines elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
     /// The sum over ranks.
     Sum,
-    /// The largest over ranks.
+    /// The largest over ranks; not a number where any of them is not.
     Max,
+    /// The sum over ranks, divided by their number.
+    Mean,
 }
 
 /// Names a call for errors and bounds its time.
@@ -31,13 +34,41 @@ impl Phase {
     }
 }
 
-/// Collectives of one group of ranks. All ranks of the group call the same ones in the same order.
+/// Why a collective failed, as one rank tells it. Every rank names the same culprits and cause.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank} of {size}, {operation}: {cause}{history}")]
+pub struct CollectiveError {
+    /// The rank that tells it, counted over all ranks of the run.
+    pub rank: usize,
+    /// All ranks of the run.
+    pub size: usize,
+    /// What this rank called: operation, elements, type, phase, group.
+    pub operation: String,
+    /// The ranks at fault, counted over all ranks of the run; more than one where it cannot be told which.
+    pub culprits: Vec<usize>,
+    /// What went wrong, with the ranks, operations and phases.
+    pub cause: String,
+    /// Each rank's last operations, one a line; empty where nothing is known.
+    pub history: String,
+}
+
+impl From<CollectiveError> for Error {
+    fn from(error: CollectiveError) -> Self {
+        Self::Collective(Box::new(error))
+    }
+}
+
+/// Collectives of one group of ranks. All ranks of the group call the same ones, in the same order,
+/// with the same phase; sender and receiver name the same phase too.
 ///
 /// Every method fails with the rank, the operation and the phase where a rank is missing at the
-/// deadline or comes with another operation, size or type.
+/// deadline or comes with another operation, size or type. After a failure every later call fails
+/// with the same cause, in all groups of the run: ranks that are out of step cannot go on.
+///
+/// Reductions add in the order of ranks, so all ranks get the same bits in every run.
 #[allow(clippy::missing_errors_doc)]
 pub trait Communicator: Send + Sync {
-    /// This rank, from 0.
+    /// This rank in the group, from 0.
     fn rank(&self) -> usize;
     /// Ranks in the group.
     fn size(&self) -> usize;
@@ -45,18 +76,28 @@ pub trait Communicator: Send + Sync {
     fn all_reduce(&self, values: Tensor<1>, op: Reduce, phase: Phase) -> Result<Tensor<1>>;
     /// Combines host values over all ranks.
     fn all_reduce_host(&self, values: &mut [f64], op: Reduce, phase: Phase) -> Result<()>;
-    /// Concatenates every rank's `[elements]` in the order of ranks.
+    /// Concatenates every rank's `[elements]`, equally many on each, in the order of ranks.
     fn all_gather(&self, values: Tensor<1>, phase: Phase) -> Result<Tensor<1>>;
     /// Sums `[size * elements]` over all ranks; rank r gets the r-th `[elements]`.
     fn reduce_scatter(&self, values: Tensor<1>, phase: Phase) -> Result<Tensor<1>>;
-    /// Gives every rank the root's values.
+    /// Gives every rank the root's values; the others' say how many there are, and are dropped.
     fn broadcast(&self, values: Tensor<1>, root: usize, phase: Phase) -> Result<Tensor<1>>;
-    /// Sends `parts[r]` to rank r; returns what each rank sent here.
+    /// Sends `parts[r]`, of any size, to rank r; returns what each rank sent here.
     fn all_to_all(&self, parts: Vec<Tensor<1>>, phase: Phase) -> Result<Vec<Tensor<1>>>;
-    /// Sends `values` to another rank.
+    /// Sends `values` to another rank, without waiting for it to receive them.
     fn send(&self, values: Tensor<1>, to: usize, phase: Phase) -> Result<()>;
-    /// Receives `[elements]` from another rank.
+    /// Receives `[elements]` from another rank, in the order of its sends.
     fn recv(&self, elements: usize, from: usize, phase: Phase) -> Result<Tensor<1>>;
+    /// Parts the group: ranks of equal `color` form a group, ordered by `key`, then by rank.
+    fn split(&self, color: usize, key: usize, phase: Phase) -> Result<Arc<dyn Communicator>>;
+    /// Every rank's values, as many as each has, in the order of ranks.
+    fn all_gather_uneven(&self, values: Tensor<1>, phase: Phase) -> Result<Vec<Tensor<1>>> {
+        self.all_to_all(vec![values; self.size()], phase)
+    }
+    /// Waits until every rank has come.
+    fn barrier(&self, phase: Phase) -> Result<()> {
+        self.all_reduce_host(&mut [], Reduce::Max, phase)
+    }
     /// Whether this is the rank that speaks.
     fn is_main(&self) -> bool {
         self.rank() == 0

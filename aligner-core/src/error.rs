@@ -74,6 +74,9 @@ pub enum Error {
         /// Ids of the samples in the micro-batch that caused it.
         samples: Vec<String>,
     },
+    /// Ranks did not meet in a collective.
+    #[error(transparent)]
+    Collective(Box<crate::CollectiveError>),
     /// Input that is well formed but not usable.
     #[error("{0}")]
     Invalid(String),

@@ -46,7 +46,7 @@ pub mod weights;
 
 pub use algorithm::{Algorithm, Forward, LossFn, LossOutput, Needs, Per};
 pub use batch::{Batch, Segment, Sequence, constant};
-pub use communicator::{Communicator, Phase, Reduce};
+pub use communicator::{CollectiveError, Communicator, Phase, Reduce};
 pub use engine::{
     Detokenize, Drawn, Engine, EngineStats, Event, FinishReason, PRIORITY_PLACES, Request, RequestId,
 };

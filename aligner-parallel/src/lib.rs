@@ -1,7 +1,8 @@
 //! Ranks: communicators and the mesh that they form.
 //!
 //! There is always a communicator and a mesh. One process alone is [`Solo`] on [`Mesh::one`], so
-//! no algorithm asks whether it is distributed.
+//! no algorithm asks whether it is distributed. [`ThreadComm`] has threads for ranks, [`MessageComm`]
+//! whatever a [`Network`] connects: with the feature `mpi`, `MpiComm` is one of processes.
 //!
 //! ```
 //! use aligner_core::{Communicator, Phase, Reduce};
@@ -13,8 +14,28 @@
 //! # Ok::<(), aligner_core::Error>(())
 //! ```
 
+mod board;
+#[cfg(test)]
+mod board_tests;
+mod call;
+mod collectives;
+mod failure;
+mod form;
 mod mesh;
+mod messages;
+mod part;
+#[cfg(feature = "mpi")]
+mod process;
+mod recorder;
+mod reduce;
 mod solo;
+mod thread;
+mod transport;
 
-pub use mesh::{Axis, Mesh};
+pub use collectives::Ranks;
+pub use mesh::{Axis, Mesh, MeshComms};
+pub use messages::{MessageComm, Network};
+#[cfg(feature = "mpi")]
+pub use process::MpiComm;
 pub use solo::Solo;
+pub use thread::ThreadComm;

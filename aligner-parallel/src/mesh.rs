@@ -1,6 +1,13 @@
 //! How ranks are laid out over the kinds of parallelism.
 
+mod comms;
+mod fit;
+
+use std::fmt;
+
 use aligner_core::{Error, Result};
+
+pub use comms::MeshComms;
 
 /// One kind of parallelism.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,7 +16,7 @@ pub enum Axis {
     Tensor,
     /// Each sequence is split over these ranks.
     Context,
-    /// Experts are split over these ranks.
+    /// Experts are split over these ranks, and batches too: to all other weights it is a data axis.
     Expert,
     /// Batches are split over these ranks.
     Data,
@@ -104,6 +111,51 @@ impl Mesh {
         }
         Ok(rank)
     }
+
+    /// The ranks that differ from `rank` along these axes alone, itself among them, in ascending order.
+    ///
+    /// ```
+    /// use aligner_parallel::{Axis, Mesh};
+    ///
+    /// let mesh = Mesh::new([2, 1, 1, 2, 2])?;
+    /// assert_eq!(mesh.group(5, &[Axis::Tensor])?, [4, 5]);
+    /// assert_eq!(mesh.group(5, &[Axis::Data, Axis::Pipeline])?, [1, 3, 5, 7]);
+    /// # Ok::<(), aligner_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A rank that the mesh does not have.
+    pub fn group(&self, rank: usize, axes: &[Axis]) -> Result<Vec<usize>> {
+        let first = self.first(rank, axes)?;
+        let mut ranks = vec![first];
+        let mut stride = 1;
+        for axis in Axis::ALL {
+            let size = self.axis_size(axis);
+            if axes.contains(&axis) {
+                // Axes come in the order in which ranks count, so the list stays in ascending order.
+                let steps = (0..size).map(|step| step * stride);
+                ranks = steps.flat_map(|step| ranks.iter().map(move |&rank| rank + step)).collect();
+            }
+            stride *= size;
+        }
+        Ok(ranks)
+    }
+
+    /// The first rank of a group; it tells groups along the same axes apart.
+    fn first(&self, rank: usize, axes: &[Axis]) -> Result<usize> {
+        let mut coordinates = self.coordinates(rank)?;
+        for &axis in axes {
+            coordinates[axis as usize] = 0;
+        }
+        self.rank(coordinates)
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes = Axis::ALL.map(|axis| format!("{}={}", axis.name(), self.axis_size(axis)));
+        f.write_str(&axes.join(" "))
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +179,37 @@ mod tests {
         for rank in 0..12 {
             assert_eq!(mesh.rank(mesh.coordinates(rank).unwrap()).unwrap(), rank);
         }
+    }
+
+    #[test]
+    fn groups_along_any_axes_part_the_ranks() {
+        let mesh = Mesh::new([2, 3, 1, 2, 2]).unwrap();
+        for set in 0..1 << Axis::ALL.len() {
+            let axes: Vec<Axis> =
+                Axis::ALL.into_iter().filter(|&axis| set & 1 << axis as usize != 0).collect();
+            let size: usize = axes.iter().map(|&axis| mesh.axis_size(axis)).product();
+            let mut seen = vec![0; mesh.size()];
+            for rank in 0..mesh.size() {
+                let group = mesh.group(rank, &axes).unwrap();
+                assert!(
+                    group.len() == size && group.is_sorted() && group.contains(&rank),
+                    "{axes:?}: {group:?}"
+                );
+                for &other in &group {
+                    seen[other] += 1;
+                    assert_eq!(mesh.group(other, &axes).unwrap(), group, "{axes:?}");
+                    let (own, others) = (mesh.coordinates(rank).unwrap(), mesh.coordinates(other).unwrap());
+                    let differ =
+                        Axis::ALL.into_iter().filter(|&axis| own[axis as usize] != others[axis as usize]);
+                    assert!(
+                        differ.into_iter().all(|axis| axes.contains(&axis)),
+                        "{axes:?}: {rank} and {other}"
+                    );
+                }
+            }
+            assert!(seen.iter().all(|&times| times == size), "{axes:?}: {seen:?}");
+        }
+        assert!(mesh.group(24, &[]).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The communicator of one rank.
 
+use std::sync::Arc;
+
 use aligner_core::{Communicator, Error, Phase, Reduce, Result, Tensor};
 
 /// The only rank of its group: every collective returns what it was given.
@@ -68,6 +70,10 @@ impl Communicator for Solo {
         Self::check_rank(from, "recv", phase)?;
         Err(Self::error(phase, "recv from itself; nobody has sent anything"))
     }
+
+    fn split(&self, _color: usize, _key: usize, _phase: Phase) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(Self))
+    }
 }
 
 #[cfg(test)]
@@ -89,7 +95,7 @@ mod tests {
     #[test]
     fn collectives_return_what_they_were_given() {
         assert_eq!((Solo.rank(), Solo.size(), Solo.is_main()), (0, 1, true));
-        for op in [Reduce::Sum, Reduce::Max] {
+        for op in [Reduce::Sum, Reduce::Max, Reduce::Mean] {
             assert_eq!(values(Solo.all_reduce(tensor(), op, PHASE).unwrap()), [1.0, 2.0]);
             let mut host = [4.0];
             Solo.all_reduce_host(&mut host, op, PHASE).unwrap();
@@ -100,6 +106,11 @@ mod tests {
         assert_eq!(values(Solo.broadcast(tensor(), 0, PHASE).unwrap()), [1.0, 2.0]);
         let parts = Solo.all_to_all(vec![tensor()], PHASE).unwrap();
         assert_eq!(parts.into_iter().map(values).collect::<Vec<_>>(), [[1.0, 2.0]]);
+        let parts = Solo.all_gather_uneven(tensor(), PHASE).unwrap();
+        assert_eq!(parts.into_iter().map(values).collect::<Vec<_>>(), [[1.0, 2.0]]);
+        Solo.barrier(PHASE).unwrap();
+        let part = Solo.split(3, 0, PHASE).unwrap();
+        assert_eq!((part.rank(), part.size()), (0, 1));
     }
 
     #[test]

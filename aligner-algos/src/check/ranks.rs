@@ -104,6 +104,9 @@ impl Communicator for Replay {
     fn recv(&self, _: usize, _: usize, _: Phase) -> Result<Tensor<1>> {
         refused()
     }
+    fn split(&self, _: usize, _: usize, _: Phase) -> Result<Arc<dyn Communicator>> {
+        refused()
+    }
 }
 
 #[cfg(test)]
