@@ -1,12 +1,14 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | cube | gpu | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | gpu | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
 mod bench;
 mod ci;
 mod cube;
+mod curves;
 mod demo;
 mod gpu;
+mod picture;
 mod tidy;
 mod workspace;
 
@@ -28,8 +30,10 @@ enum Task {
     Tidy,
     /// Fetch the real model and data that examples and tests can use, with checked hashes.
     Assets(assets::Options),
-    /// Training steps beside `PyTorch`'s, alternating in one run; needs a Python with torch and transformers.
+    /// Training steps beside `PyTorch`'s (needs a Python with torch and transformers), or a step of PPO beside slower forms of itself.
     Bench(bench::Options),
+    /// Draw what runs measured over their steps.
+    Curves(curves::Options),
     /// The accelerator kernels, and the engine on them, on this machine's processor; slow, needs Debian's LLVM.
     Cube(cube::Options),
     /// An archive that checks and times generation on a CUDA device; slow to build.
@@ -44,6 +48,7 @@ fn main() -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Assets(options) => assets::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Curves(options) => curves::run(&options),
         Task::Cube(options) => cube::run(&options),
         Task::Gpu(options) => gpu::run(&options),
         Task::DemoModel(options) => demo::run(&options),

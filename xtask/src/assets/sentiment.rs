@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 /// Words of a review that are given to go on from.
 const OPENING: usize = 4;
 
+/// What every text starts with.
+const PROMPT: &str = "Review:";
+
 /// A review and whether it is good.
 struct Review {
     text: String,
@@ -47,13 +50,15 @@ fn read(path: &Path) -> Result<Vec<Review>> {
 /// The first words of a review, where it is longer.
 fn opening(review: &Review) -> Option<Value> {
     let words: Vec<&str> = review.text.split_whitespace().collect();
-    (words.len() >= 2 * OPENING).then(|| json!({"prompt": words[..OPENING].join(" ")}))
+    (words.len() >= 2 * OPENING)
+        .then(|| json!({"prompt": format!("{PROMPT} {}", words[..OPENING].join(" "))}))
 }
 
 /// The n-th good review with the n-th bad one, whatever they are of.
 fn pairs(reviews: &[Review]) -> Vec<Value> {
     let of = |good: bool| reviews.iter().filter(move |review| review.good == good);
-    let pair = |(good, bad): (&Review, &Review)| json!({"prompt": "Review: ", "chosen": good.text, "rejected": bad.text});
+    let text = |review: &Review| format!(" {}", review.text);
+    let pair = |(good, bad)| json!({"prompt": PROMPT, "chosen": text(good), "rejected": text(bad)});
     of(true).zip(of(false)).map(pair).collect()
 }
 

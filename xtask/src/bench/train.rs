@@ -1,12 +1,13 @@
-//! `cargo xtask bench`: training steps beside `PyTorch`'s, alternating in one run.
+//! `cargo xtask bench train`: training steps beside `PyTorch`'s, alternating in one run.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
+use super::{figure, json_line, median, succeed};
 use crate::workspace;
 
 const MODES: [&str; 4] = ["full", "variable", "dpo-live", "dpo-cached"];
@@ -39,11 +40,10 @@ struct Side {
 
 impl Side {
     fn add(&mut self, line: &Value) -> Result<()> {
-        let figure = |name: &str| line[name].as_f64().with_context(|| format!("no `{name}` in {line}"));
-        self.step_secs.push(figure("s_per_step")?);
-        self.tokens_per_second.push(figure("tok_s")?);
-        self.cpu_secs.push(figure("cpu_median_s")?);
-        self.peak_mib.push(figure("peak_rss_mib")?);
+        self.step_secs.push(figure(line, "s_per_step")?);
+        self.tokens_per_second.push(figure(line, "tok_s")?);
+        self.cpu_secs.push(figure(line, "cpu_median_s")?);
+        self.peak_mib.push(figure(line, "peak_rss_mib")?);
         Ok(())
     }
 }
@@ -94,27 +94,4 @@ fn print(mode: &str, name: &str, side: &Side, faster: Option<f64>) {
         median(&side.cpu_secs),
         median(&side.peak_mib)
     );
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
-    ensure!(status.success(), "{command:?} ended with {status}");
-    Ok(())
-}
-
-/// The last line of a command's output, as JSON.
-fn json_line(command: &mut Command) -> Result<Value> {
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?} ended with {}:\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8(output.stdout)?;
-    let line = text.lines().last().with_context(|| format!("{command:?} printed nothing"))?;
-    serde_json::from_str(line).with_context(|| format!("not JSON: {line}"))
 }
