@@ -262,7 +262,9 @@ mod tests {
 
     /// Runs on three ranks, which all have to succeed.
     fn on_three(work: impl Fn(&ThreadComm) -> Result<()> + Sync) {
-        ThreadComm::run(3, |comm| work(&comm)).into_iter().for_each(|result| result.unwrap());
+        for result in ThreadComm::run(3, |comm| work(&comm)) {
+            result.unwrap();
+        }
     }
 
     #[test]

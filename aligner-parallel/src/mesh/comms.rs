@@ -112,7 +112,9 @@ mod tests {
             check(comms.expert_gradients(), &EXPERT_GRADIENTS)?;
             check(comms.batches(), &BATCHES)
         });
-        results.into_iter().for_each(|result| result.unwrap());
+        for result in results {
+            result.unwrap();
+        }
     }
 
     #[test]

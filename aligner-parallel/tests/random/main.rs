@@ -17,7 +17,7 @@ use fault::{Fault, Kind};
 use program::{End, Program};
 
 /// Far beyond any wait in a program that goes well.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 /// Long beside the work of one program, and short enough to wait for.
 const SHORT: Duration = Duration::from_secs(1);
 
