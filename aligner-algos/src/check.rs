@@ -14,11 +14,15 @@ mod bigram;
 mod ranks;
 
 use aligner_core::ops::host::to_vec;
-use aligner_core::{Algorithm, Batch, Error, Gradients, Group, Needs, Policy, Result, Sample, StepBatch};
+use aligner_core::{
+    Algorithm, Batch, Error, Gradients, Group, Needs, Policy, Result, Sample, StepBatch, finite_sum,
+};
 
 pub use bigram::BigramPolicy;
 
 use crate::gradients::gradients;
+use crate::guarded::Guarded;
+use crate::learner::check_finite;
 use ranks::credit_apart;
 
 /// Largest difference of a derivative and its finite difference, over the gradient's length.
@@ -49,8 +53,10 @@ pub struct AlgorithmReport {
 /// made up.
 ///
 /// # Errors
-/// The first property that does not hold, with figures; and what the algorithm itself reports.
+/// The first property that does not hold, with figures; what the algorithm itself reports; and with the sample, where it
+/// can be told, a panic, a wrong shape, and a number that is not finite.
 pub fn check_algorithm(algorithm: &dyn Algorithm, groups: &[Group]) -> Result<AlgorithmReport> {
+    let algorithm = &Guarded::new(algorithm, "the check");
     let mut step = StepBatch::new(groups.to_vec());
     let vocab =
         groups.iter().flat_map(|g| &g.samples).flat_map(|s| &s.tokens).max().map_or(1, |&t| t as usize + 1);
@@ -62,6 +68,7 @@ pub fn check_algorithm(algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Al
     let uncredited = step.groups.clone();
     algorithm.credit(&mut step)?;
     let groups = step.groups;
+    groups.iter().try_for_each(check_finite)?;
     if groups.len() < 2 {
         return Err(Error::Invalid(format!(
             "the check needs at least 2 groups after credit, got {}",
@@ -108,7 +115,7 @@ impl Trial<'_> {
     /// Gradients of the loss's sum, one micro-batch for each slice of groups.
     fn gradients(&self, micro: &[&[Group]]) -> Result<Gradients> {
         let batches = micro.iter().map(|groups| Batch::collate(*groups)).collect::<Result<Vec<_>>>()?;
-        gradients(self.policy, self.algorithm, &batches)
+        gradients(self.policy, self.algorithm, &batches, micro.iter().copied().flatten())
     }
 
     /// Compares slopes along a few fixed directions with differences of the loss.
@@ -126,8 +133,7 @@ impl Trial<'_> {
                     param.value = param.value.clone() + along.value.clone() * distance;
                 }
                 let out = self.policy.with_params(moved).forward(&batch, self.algorithm.needs())?;
-                let sum: f32 = self.algorithm.loss(&out, &batch)?.sum.into_scalar();
-                Ok::<f64, Error>(f64::from(sum))
+                finite_sum(&self.algorithm.loss(&out, &batch)?.sum, &batch)
             };
             let difference = (loss_at(STEP)? - loss_at(-STEP)?) / f64::from(2.0 * STEP);
             for (grad, along) in gradients.values.iter().zip(direction.params().iter()) {
@@ -137,7 +143,9 @@ impl Trial<'_> {
                     length += f64::from(g).powi(2);
                 }
             }
-            worst = worst.max((difference - slope).abs() / length.sqrt().max(f64::MIN_POSITIVE));
+            let error = (difference - slope).abs() / length.sqrt().max(f64::MIN_POSITIVE);
+            // A NaN must not look like agreement.
+            worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
         }
         Ok(worst)
     }
@@ -296,6 +304,52 @@ mod tests {
     fn credit_that_differs_between_ranks_is_found_out() {
         let message = check_algorithm(&SharedCredit, &singles()).expect_err("unsound").to_string();
         assert!(message.contains("ranks change the gradient"), "{message}");
+    }
+
+    /// Fails on the sample whose answer begins with token 5.
+    enum Faulty {
+        NotFinite,
+        NotFiniteCredit,
+        Panics,
+        WrongShape,
+    }
+
+    impl Algorithm for Faulty {
+        fn loss(&self, out: &Forward, batch: &Batch) -> Result<LossOutput> {
+            let (logps, hit) = (out.logps()?.clone(), batch.targets.contains(&5));
+            match self {
+                Self::NotFinite if hit => Ok(LossOutput::new(logps.sum() / 0.0)),
+                Self::Panics if hit => panic!("no such word"),
+                Self::WrongShape if hit => Ok(LossOutput::new(logps)),
+                _ => Ok(LossOutput::new(logps.sum().neg())),
+            }
+        }
+
+        fn credit(&self, step: &mut StepBatch) -> Result<()> {
+            let samples = step.groups.iter_mut().flat_map(|group| &mut group.samples);
+            for sample in samples.filter(|_| matches!(self, Self::NotFiniteCredit)) {
+                sample.weights =
+                    vec![if sample.tokens.contains(&5) { f32::NAN } else { 1.0 }; sample.tokens.len()];
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_fails_outright_is_an_error_with_the_sample() {
+        let mut groups = singles();
+        groups[2].samples[0] = Sample::response(&[1, 2], &[5, 3]);
+        groups[3].samples[0] = Sample::response(&[1, 2], &[3]);
+        for (faulty, said) in [
+            (Faulty::NotFinite, "the loss is not finite"),
+            (Faulty::NotFiniteCredit, "a weight is not finite"),
+            (Faulty::Panics, "panicked: no such word"),
+            (Faulty::WrongShape, "expected shape [1], got [2]"),
+        ] {
+            let message = check_algorithm(&faulty, &groups).expect_err("faulty").to_string();
+            assert!(message.contains(said) && message.contains("row 3#0"), "{message}");
+            assert!(!message.contains("row 2#0"), "{message}");
+        }
     }
 
     /// Its value moves with the parameters in a way that its gradient does not see.

@@ -12,7 +12,8 @@ use aligner_core::{
     finite_sum,
 };
 
-use crate::gradients::gradients;
+use crate::gradients::{first_alone, gradients};
+use crate::guarded::Guarded;
 use crate::micro_batch::micro_batches;
 use ranks::{agree, sum_gradients, sum_metrics};
 
@@ -35,6 +36,7 @@ pub struct Learner {
 
 /// A step's groups after credit, packed.
 struct Packed {
+    groups: Vec<Group>,
     batches: Vec<Batch>,
     /// Units that the loss is averaged over.
     count: f64,
@@ -108,19 +110,20 @@ impl Learner {
         let finite = step.groups.iter().try_for_each(check_finite);
         step.comm = Some(self.comm.clone());
         step.sum_over_ranks(finite.map(|()| []))?;
-        algorithm.credit(&mut step)?;
+        self.guarded(algorithm).credit(&mut step)?;
         Ok(step)
     }
 
     fn apply(&mut self, algorithm: &dyn Algorithm, credited: Result<StepBatch>) -> Result<Metrics> {
         self.policy.begin_step(self.step);
+        let algorithm = &self.guarded(algorithm);
         let mut logged = Metrics::default();
         let packed = credited.and_then(|step| {
             logged = step.metrics;
             self.pack(algorithm, step.groups)
         });
         let local = packed.and_then(|packed| {
-            let gradients = self.accumulate(algorithm, &packed.batches)?;
+            let gradients = gradients(self.policy.as_ref(), algorithm, &packed.batches, &packed.groups)?;
             Ok((packed, gradients))
         });
         let mut totals = local.as_ref().map_or([0.0; 2], |(packed, _)| [packed.count, packed.tokens]);
@@ -130,7 +133,7 @@ impl Learner {
         sum_gradients(self.comm.as_ref(), &mut gradients, self.policy.params())?;
         let grad_norm = global_norm(&gradients.values, Norm::L2) / count;
         if !grad_norm.is_finite() {
-            return Err(self.blame(algorithm, &packed.batches, &gradients));
+            return Err(self.blame(algorithm, &packed.groups, &gradients));
         }
         let learning_rate = self.rate.at(self.step);
         let scale = clip_coefficient(grad_norm, self.config.max_grad_norm) / count;
@@ -153,6 +156,7 @@ impl Learner {
     /// # Errors
     /// As [`Learner::step`].
     pub fn evaluate(&self, algorithm: &dyn Algorithm, groups: &[Group]) -> Result<Metrics> {
+        let algorithm = &self.guarded(algorithm);
         let credited = self.credit(algorithm, StepBatch::new(groups.to_vec()));
         let work = credited.and_then(|step| {
             let packed = self.pack(algorithm, step.groups)?;
@@ -187,29 +191,32 @@ impl Learner {
             // The counts of all ranks are summed: a constant is shared among them.
             count /= self.comm.size() as f64;
         }
-        Ok(Packed { batches, count, tokens })
+        Ok(Packed { groups, batches, count, tokens })
     }
 
-    fn accumulate(&self, algorithm: &dyn Algorithm, batches: &[Batch]) -> Result<Gradients> {
-        gradients(self.policy.as_ref(), algorithm, batches)
+    /// The algorithm with errors in place of panics.
+    fn guarded<'a>(&self, algorithm: &'a dyn Algorithm) -> Guarded<'a> {
+        Guarded::new(algorithm, format!("update {}", self.step + 1))
     }
 
-    /// Names the parameter and the micro-batch behind a gradient that is not finite.
-    fn blame(&self, algorithm: &dyn Algorithm, batches: &[Batch], gradients: &Gradients) -> Error {
+    /// Names the parameter and the sample behind a gradient that is not finite.
+    fn blame(&self, algorithm: &dyn Algorithm, groups: &[Group], gradients: &Gradients) -> Error {
         let params = self.policy.params();
         let broken = |gradients: &Gradients| first_not_finite(params, &gradients.values).map(str::to_owned);
-        let culprit = batches.iter().find(|batch| {
-            let again = self.accumulate(algorithm, std::slice::from_ref(*batch));
-            again.is_ok_and(|gradients| broken(&gradients).is_some())
-        });
+        let breaks = |batch: &Batch| {
+            let batches = std::slice::from_ref(batch);
+            let again = self::gradients(self.policy.as_ref(), algorithm, batches, []).ok()?;
+            broken(&again).map(|_| batch.sample_ids())
+        };
+        let samples = first_alone(algorithm.per(), groups, breaks);
         let name = broken(gradients).unwrap_or_else(|| "all parameters together".into());
-        let samples = culprit.map_or_else(|| vec!["none of this rank's alone".into()], Batch::sample_ids);
+        let samples = samples.unwrap_or_else(|| vec!["none of this rank's alone".into()]);
         Error::NotFinite { what: format!("the gradient of {name}"), samples }
     }
 }
 
 /// Rewards, credit and log-probabilities that came with a group have to be numbers.
-fn check_finite(group: &Group) -> Result<()> {
+pub(crate) fn check_finite(group: &Group) -> Result<()> {
     for (at, sample) in group.samples.iter().enumerate() {
         let fields = [
             ("the reward", sample.reward.as_slice()),

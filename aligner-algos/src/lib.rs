@@ -11,9 +11,11 @@
 //! | reinforcement learning with a baseline | [`Grpo`], [`Rloo`], [`Reinforce`] |
 //! | learning from the best of several answers | [`Rejection`], [`BestOfN`] |
 //! | what responses are worth | [`rewards`] |
+//! | signs that a policy pleases its reward and nothing else | [`Warnings`] |
 //! | a frozen reference, live or cached | [`Reference`] |
 //! | checks before step 1 | [`preflight()`] |
 //! | checks of a new algorithm | [`check::check_algorithm`] |
+//! | names for an algorithm's panics and hangs | [`Guarded`], [`Watchdog`] |
 //!
 //! ```
 //! use aligner_algos::{Dpo, DpoConfig};
@@ -31,6 +33,7 @@ mod dpo;
 mod fixture;
 mod gradients;
 mod grpo;
+mod guarded;
 mod learner;
 mod micro_batch;
 mod online;
@@ -46,15 +49,17 @@ pub mod rewards;
 mod rloo;
 mod sft;
 mod value;
+mod watchdog;
 
 pub use best_of_n::{BestOfN, BestOfNConfig};
 pub use dpo::{Dpo, DpoConfig, DpoLoss};
 pub use grpo::{Grpo, GrpoConfig, GrpoLoss};
+pub use guarded::Guarded;
 pub use learner::{Learner, LearnerConfig};
 pub use micro_batch::micro_batches;
 pub use online::{
     AdaptiveKlConfig, Critic, EngineWeights, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts,
-    RolloutConfig, Watch,
+    RolloutConfig, Warning, WarningKind, Warnings, WarningsConfig, Watch, divergence,
 };
 pub use ppo::{KlConfig, KlPlace, Ppo, PpoConfig};
 pub use preflight::{PreflightConfig, PreflightInput, PreflightReport, preflight};
@@ -65,3 +70,4 @@ pub use reward_model::{RewardModel, RewardModelConfig};
 pub use rloo::{Rloo, RlooConfig};
 pub use sft::{Average, Sft, SftConfig};
 pub use value::{ValueLoss, ValueLossConfig};
+pub use watchdog::Watchdog;

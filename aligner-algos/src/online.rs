@@ -9,6 +9,7 @@ mod measures;
 mod score_log;
 mod scoring;
 mod state;
+mod warnings;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,7 +28,9 @@ use scoring::Scorer;
 pub use collect::Prompts;
 pub use config::{AdaptiveKlConfig, EngineWeights, OldLogps, RolloutConfig};
 pub use critic::Critic;
+pub use measures::divergence;
 pub use state::OnlineState;
+pub use warnings::{Warning, WarningKind, Warnings, WarningsConfig};
 
 /// Is told how far a phase of a step is: its name, what is done, and all there is.
 pub type Watch = dyn FnMut(&'static str, usize, usize) + Send;
@@ -170,11 +173,15 @@ impl Online {
     }
 
     /// Responses of the policy as it is to held-out prompts, scored: one response each, with the draws' keys of
-    /// step `u64::MAX`, so that each time is asked the same.
+    /// step `u64::MAX`, so that each time is asked the same. The reference, where there is one, judges them too.
     ///
     /// # Errors
-    /// What engine and rewards cannot do.
+    /// What engine, rewards and reference cannot do.
     pub fn evaluate(&mut self, prompts: Vec<aligner_core::Prompt>) -> Result<Vec<Group>> {
-        self.collector.held_out(prompts)
+        let mut groups = self.collector.held_out(prompts)?;
+        if let Some(reference) = &mut self.teacher.reference {
+            reference.fill(&mut groups)?;
+        }
+        Ok(groups)
     }
 }

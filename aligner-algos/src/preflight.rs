@@ -8,6 +8,7 @@ use aligner_core::{Algorithm, Batch, Error, Group, Needs, Policy, Result, StepBa
 use serde::{Deserialize, Serialize};
 
 use crate::gradients::gradients;
+use crate::guarded::Guarded;
 
 /// What the checks hold the run to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -127,6 +128,7 @@ pub fn preflight(
         check_bos(&groups, bos)?;
     }
     let mut step = StepBatch::new(groups);
+    let algorithm = &Guarded::new(algorithm, "the checks before step 1");
     algorithm.credit(&mut step)?;
     let batch = Batch::collate(&step.groups)?;
     let mut report = PreflightReport {
@@ -143,7 +145,7 @@ pub fn preflight(
     }
     report.packing_error = packing_error(policy, &step.groups, &packed, needs)?;
     let count = algorithm.per().count(&step.groups);
-    let gradients = gradients(policy, algorithm, std::slice::from_ref(&batch))?;
+    let gradients = gradients(policy, algorithm, std::slice::from_ref(&batch), &step.groups)?;
     report.loss = gradients.loss_sum / count;
     report.grad_norm = global_norm(&gradients.values, Norm::L2) / count;
     if let Some(name) = first_not_finite(policy.params(), &gradients.values) {

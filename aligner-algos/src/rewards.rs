@@ -80,6 +80,14 @@ fn sample_names(places: &[usize], samples: &[Sample]) -> String {
     names.join(", ")
 }
 
+/// Writes a table's keys alone: its values may be secrets.
+fn names_only<S: serde::Serializer>(
+    table: &std::collections::BTreeMap<String, String>,
+    out: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    out.collect_seq(table.keys())
+}
+
 /// A setting's number, refused where 32 bits do not hold it.
 fn finite(key: &str, value: f64) -> Result<f64> {
     if (value as f32).is_finite() {

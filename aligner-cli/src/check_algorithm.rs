@@ -7,7 +7,10 @@ use aligner_data::Kind;
 
 use crate::arguments::RunFile;
 use crate::progress::result;
-use crate::{Registry, Run};
+use crate::{Registry, Run, hang};
+
+/// Most seconds of a call, where the run file does not say less: those of the check take milliseconds.
+const LIMIT_SECS: f64 = 60.0;
 
 /// Check a run file's algorithm: that its gradient is the derivative of its loss, and that neither micro-batches
 /// nor ranks nor samples without a target change it. Reads no model and no data.
@@ -18,14 +21,16 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
-    let run = arguments.file.load(registry)?;
+    let mut run = arguments.file.load(registry)?;
+    let limit = Some(run.config.run.call_timeout_secs).filter(|secs| *secs > 0.0);
+    run.watchdog = hang::watchdog(limit.map_or(LIMIT_SECS, |secs| secs.min(LIMIT_SECS)));
     let AlgorithmReport {
         loss,
         finite_difference_error,
         micro_batch_error,
         two_rank_error,
         empty_sample_error,
-    } = check_algorithm(run.algorithm.as_ref(), &groups(&run))?;
+    } = check_algorithm(&run.guarded("the check"), &groups(&run))?;
     result(&format!(
         "algorithm                `{}` holds\n\
          loss                     {loss:.6}\n\

@@ -11,7 +11,8 @@ mod tree;
 
 use std::path::Path;
 
-use aligner_core::{Algorithm, Error};
+use aligner_algos::{Guarded, Watchdog};
+use aligner_core::{Algorithm, Error, Needs};
 use anyhow::Context as _;
 use toml::de::DeTable;
 
@@ -23,8 +24,8 @@ pub(crate) use problem::{Problems, unknown};
 pub(crate) use read::{Reading, Unsound, read};
 pub(crate) use tree::{Node, Value};
 
-use crate::Registry;
 use crate::registry::{Built, BuiltReward};
+use crate::{Registry, hang};
 use tree::Origin;
 
 /// A run file that has been read and found good, with its algorithm.
@@ -41,6 +42,8 @@ pub struct Run {
     pub(crate) online: bool,
     /// What these are worth, until the rollout loop takes them.
     pub(crate) rewards: Vec<BuiltReward>,
+    /// Limits the time of calls of its code, and of a reward's.
+    pub(crate) watchdog: Option<Watchdog>,
     /// Its loss where policy and reference are equal, where it has said so.
     pub(crate) loss_at_reference: Option<f64>,
     /// Everything with its defaults, as it is written to the run directory.
@@ -80,7 +83,7 @@ impl Run {
             check::values(reading, &root, &mut problems);
         }
         if let (Some(reading), Some(built)) = (&reading, &built) {
-            check::online(&reading.value, built, &root, &mut problems);
+            check::online(&reading.value, built, &rewards, &root, &mut problems);
         }
         problems.clone().into_result()?;
         let (Some(Reading { value: config, .. }), Some(built)) = (reading, built) else {
@@ -89,12 +92,23 @@ impl Run {
         let without_rate = root.find("critic.learner.learning_rate").is_none();
         let source = Source { root, problems };
         let mut config = config;
+        if built.online {
+            config.rollout.get_or_insert_default();
+            config.warnings.get_or_insert_default();
+        }
+        if built.online && built.algorithm.needs().contains(Needs::VALUES) {
+            config.critic.get_or_insert_default();
+        }
         config.model.lora = config.model.lora.map(|lora| lora.filled());
-        if let Some(critic) = config.critic.as_mut().filter(|_| without_rate) {
-            critic.learner.learning_rate = CriticConfig::default().learner.learning_rate;
+        if let Some(critic) = &mut config.critic {
+            critic.lora = critic.lora.take().map(|lora| lora.filled());
+            if without_rate {
+                critic.learner.learning_rate = CriticConfig::default().learner.learning_rate;
+            }
         }
         let resolved = resolve(&config, &built, &rewards)?;
         Ok(Self {
+            watchdog: hang::watchdog(config.run.call_timeout_secs),
             config,
             name: built.name,
             algorithm: built.algorithm,
@@ -105,6 +119,11 @@ impl Run {
             resolved,
             source,
         })
+    }
+
+    /// The algorithm, whose panics and hangs are told with its name; `when` says what it is called for, as `step 3`.
+    pub(crate) fn guarded(&self, when: impl Into<String>) -> Guarded<'_> {
+        Guarded::new(self.algorithm.as_ref(), when).named(&self.name).watched(self.watchdog.as_ref())
     }
 
     /// Reports a setting that turned out wrong after the file was read, with its place.

@@ -75,7 +75,7 @@ fn measure(
         wire::fill(&mut reference(run, base, &device)?, &mut groups)?;
     }
     let learner = Learner::new(Box::new(policy), run.config.learner.clone(), 1, wire::alone())?;
-    let mut values = on(&learner, run.algorithm.as_ref(), &groups)?;
+    let mut values = on(&learner, &run.guarded("the measurement"), &groups)?;
     let language_model = !run.algorithm.needs().contains(Needs::SCORES);
     if language_model && !values.contains_key("eval/perplexity") {
         // Of pairs, the perplexity of the chosen answers.

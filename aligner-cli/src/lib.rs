@@ -18,6 +18,7 @@ mod eval;
 mod evaluate;
 mod fetch;
 mod generate;
+mod hang;
 mod inspect;
 mod interrupt;
 mod merge;
@@ -30,6 +31,7 @@ pub mod serve;
 mod train;
 mod wire;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use config::{
@@ -67,7 +69,12 @@ impl std::error::Error for Usage {}
 /// Runs the program with the process's own arguments: 0 is success, 1 a failed run, 2 a mistake in
 /// the arguments or the run file, 130 an interrupted run that can be resumed.
 pub fn run(registry: &Registry) -> ExitCode {
-    let arguments = match arguments::parse(std::env::args_os()) {
+    run_from(std::env::args_os(), registry)
+}
+
+/// Runs the program as [`run`] does, with other arguments; the first is the program's name.
+pub fn run_from(arguments: impl IntoIterator<Item = OsString>, registry: &Registry) -> ExitCode {
+    let arguments = match arguments::parse(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and version come this way too, with code 0; a closed pipe is no reason to fail.

@@ -1,11 +1,15 @@
 //! `report.html`: one file, no network, with curves, numbers and answers before and after.
 
 mod chart;
+mod hacking;
 mod rollouts;
+mod scatter;
+mod timing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use aligner_algos::Warning;
 use aligner_core::metrics::describe;
 
 use crate::rundir::{Answer, Drawn, Record};
@@ -24,6 +28,10 @@ pub struct Report<'a> {
     pub answers: &'a [Answer],
     /// All samples of `rollouts.jsonl`.
     pub rollouts: &'a [Drawn],
+    /// What the run has warned of.
+    pub warnings: &'a [Warning],
+    /// Names of the rewards that are not learned from.
+    pub judges: &'a [String],
     /// The text of `resolved.toml`.
     pub config: &'a str,
 }
@@ -47,7 +55,9 @@ impl Report<'_> {
         );
         self.tiles(&mut page);
         self.answers(&mut page);
+        self.hacking(&mut page);
         self.charts(&mut page);
+        self.timing(&mut page);
         rollouts::table(self.rollouts, &mut page);
         self.numbers(&mut page);
         self.dictionary(&mut page);
@@ -144,19 +154,45 @@ impl Report<'_> {
             "rewards/margins" | "margin" | "perplexity" => 2,
             _ => 3,
         };
-        let mut ordered: Vec<&str> = names.into_iter().collect();
-        ordered.sort_by_key(|name| (rank(name), *name));
-        for name in ordered {
-            let held = format!("eval/{name}");
-            let spread =
-                self.points(&format!("{held}{STANDARD_ERROR}")).into_iter().map(|point| point.1).collect();
-            let series = [
-                Series { label: "training", points: self.points(name), spread: Vec::new() },
-                Series { label: "held out", points: self.points(&held), spread },
-            ];
-            page.push_str(&figure(name, describe(name).map_or("", |entry| entry.meaning), &series));
+        let elsewhere = |name: &&str| {
+            name.starts_with("timing_s/") || name.starts_with("warnings/") || self.in_panel(name)
+        };
+        let (level, mut moving): (Vec<&str>, Vec<&str>) =
+            names.into_iter().filter(|name| !elsewhere(name)).partition(|name| self.level(name).is_some());
+        moving.sort_by_key(|name| (rank(name), *name));
+        for name in moving {
+            self.chart(page, name, None);
         }
         page.push_str("</div>\n");
+        if level.is_empty() {
+            return;
+        }
+        page.push_str("<h3>The same at every step</h3>\n<p class=\"level\">");
+        for (name, value) in level.into_iter().filter_map(|name| Some((name, self.level(name)?))) {
+            let _ = write!(page, "<span><code>{}</code> {}</span> ", escape(name), number(value));
+        }
+        page.push_str("</p>\n");
+    }
+
+    /// A metric's value, where it has but one.
+    fn level(&self, name: &str) -> Option<f64> {
+        let mut points = self.points(name).into_iter().chain(self.points(&format!("eval/{name}")));
+        let (_, first) = points.next()?;
+        points.all(|(_, value)| value.to_bits() == first.to_bits()).then_some(first)
+    }
+
+    /// One metric in training and held out; the steps are shaded at which the metric `marks` is there.
+    fn chart(&self, page: &mut String, name: &str, marks: Option<&str>) {
+        let held = format!("eval/{name}");
+        let spread =
+            self.points(&format!("{held}{STANDARD_ERROR}")).into_iter().map(|point| point.1).collect();
+        let series = [
+            Series { label: "training", points: self.points(name), spread: Vec::new() },
+            Series { label: "held out", points: self.points(&held), spread },
+        ];
+        let marked: Vec<f64> =
+            marks.map_or_else(Vec::new, |marks| self.points(marks)).iter().map(|point| point.0).collect();
+        page.push_str(&figure(name, &meaning(name), &series, &marked));
     }
 
     fn numbers(&self, page: &mut String) {
@@ -195,6 +231,22 @@ impl Report<'_> {
             );
         }
         page.push_str("</table>\n");
+    }
+}
+
+/// What a metric is: as the dictionary says, or of a reward by its name.
+fn meaning(name: &str) -> String {
+    let of_reward = || name.strip_prefix("rewards/")?.rsplit_once('/');
+    match (describe(name), of_reward()) {
+        (Some(entry), _) => entry.meaning.into(),
+        (None, Some((reward, "mean"))) => format!("mean score of reward {reward}, before its weight"),
+        (None, Some((reward, "std"))) => {
+            format!("standard deviation of reward {reward} among a prompt's responses, before its weight")
+        }
+        (None, Some((reward, "none"))) => {
+            format!("share of the samples that reward {reward} has no score for")
+        }
+        _ => String::new(),
     }
 }
 
@@ -244,6 +296,8 @@ mod tests {
             subtitle: "",
             records: &[record(0, 2.0), record(1, 1.0)],
             rollouts: &[],
+            warnings: &[],
+            judges: &[],
             answers: &[answer(0, "<script>alert(1)</script>"), answer(1, "better")],
             config: "a = 1",
         };

@@ -235,7 +235,7 @@ fn lock(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Keys of `[run]` that change neither the weights nor their order of training.
-const FREE: [&str; 10] = [
+const FREE: [&str; 11] = [
     "dir",
     "eval_every",
     "save_every",
@@ -245,6 +245,7 @@ const FREE: [&str; 10] = [
     "rollouts_every",
     "rollout_groups",
     "preflight",
+    "call_timeout_secs",
     "save_dtype",
 ];
 
@@ -279,6 +280,7 @@ fn same_inputs(path: &Path, earlier: &Manifest, now: &Manifest) -> anyhow::Resul
 
 fn strip(mut table: toml::Table) -> toml::Table {
     table.remove("preflight");
+    table.remove("warnings");
     if let Some(run) = table.get_mut("run").and_then(toml::Value::as_table_mut) {
         run.retain(|key, _| !FREE.contains(&key));
     }

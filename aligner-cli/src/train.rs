@@ -7,6 +7,7 @@ mod rollouts;
 mod session;
 mod steps;
 mod summary;
+mod warnings;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -76,6 +77,9 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
 
 /// Trains the run of a file from its start, or from its newest checkpoint, to its end, and returns
 /// its held-out numbers. The program's `train` does the same and prints them.
+///
+/// A call of the algorithm, or of a reward, that takes longer than the file's `run.call_timeout_secs` ends the process: nothing
+/// else can end such a call.
 ///
 /// # Errors
 /// [`crate::Usage`] for mistakes in the file; whatever stops a run.

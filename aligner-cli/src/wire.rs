@@ -25,9 +25,9 @@ pub(crate) use data::Data;
 pub(crate) use engine::{EngineFlags, PROBE, engine};
 pub(crate) use online::{Beside, online, prompt_of, rollout_engine};
 
+use crate::Run;
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};
-use crate::{Run, RunConfig};
 
 /// A model's files, opened and checked against each other; its weights are not read yet.
 pub(crate) struct LoadedModel {
@@ -112,8 +112,9 @@ impl LoadedModel {
     }
 }
 
-/// What the files of a run hold: of the data all, of the models what decides about tokens and weights.
-pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerprints> {
+/// What the files of a run hold: of data and of what rewards read all, of the models what decides about tokens and weights.
+pub(crate) fn fingerprints(run: &Run) -> anyhow::Result<Fingerprints> {
+    let Run { config, rewards, .. } = run;
     let mut prints = Fingerprints::default();
     for rows in [Some(&config.data.train), config.data.eval.as_ref()].into_iter().flatten() {
         if rows.task.is_none() {
@@ -128,6 +129,17 @@ pub(crate) fn fingerprints(config: &RunConfig) -> aligner_core::Result<Fingerpri
     let critic = config.critic.as_ref().and_then(|critic| critic.lora.as_ref());
     for lora in [config.model.lora.as_ref(), critic].into_iter().flatten() {
         lora.path.iter().try_for_each(|path| prints.add_adapter(path))?;
+    }
+    for path in rewards.iter().flat_map(|reward| &reward.inputs) {
+        if path.is_file() {
+            prints.add_model(path)?;
+            continue;
+        }
+        let (base, _) = adapter::resolve(path, None)?;
+        prints.add_model(&base)?;
+        prints.add_tokenizer(&base)?;
+        prints.add_tokenizer(path)?;
+        prints.add_adapter(path)?;
     }
     Ok(prints)
 }

@@ -58,7 +58,10 @@ fn every_algorithm_runs_from_a_file_and_leaves_what_a_reader_wants() {
         }
         let rollouts = scene.read("run/rollouts.jsonl");
         assert!(rollouts.contains("\"prompt\":\"Say ") && rollouts.contains("\"vowels\":"), "{rollouts}");
-        assert!(scene.read("run/report.html").contains("Samples that were learned from"), "{algorithm}");
+        let report = scene.read("run/report.html");
+        for heading in ["Signs of reward hacking", "Time of a step", "Samples that were learned from"] {
+            assert!(report.contains(heading), "{algorithm}: no {heading}");
+        }
         assert_eq!(scene.read("run/scores.jsonl"), "", "the last checkpoint has all scores");
         let eval = scene.aligner(&["eval", "run.toml", "--json"]);
         let eval: serde_json::Value = serde_json::from_str(eval.succeeds()).unwrap();
@@ -164,10 +167,96 @@ fn an_adapter_learns_and_the_base_is_its_reference() {
     scene.aligner(&["train", "run.toml"]).succeeds();
     assert!(scene.path("run/model/adapter_model.safetensors").exists());
     assert!(scene.path("run/checkpoints/step-000006/trainer/critic/adapter_model.safetensors").exists());
+    let resolved = scene.read("run/resolved.toml");
+    let critic = resolved.split_once("[critic.lora]").expect("a section").1;
+    assert!(critic.contains("alpha = 8.0") && critic.contains("q_proj"), "every default: {resolved}");
     let first = scene.read("run/metrics.jsonl");
     let first = first.lines().find(|line| line.contains("\"step\":1,")).expect("a first step");
     let kl = serde_json::from_str::<serde_json::Value>(first).unwrap()["objective/kl"].as_f64().unwrap();
     assert!(kl.abs() < 1e-5, "{kl}");
+}
+
+#[test]
+fn warnings_are_told_once_logged_at_each_step_and_end_a_run_where_that_is_asked() {
+    let scene = Scene::new();
+    // Responses are always longer than a tenth of the first ones.
+    run_file(&scene, "[algorithm.grpo]\n[warnings]\nwindow = 2\nlength = 0.1\nstop = [\"length\"]", "");
+    scene.aligner(&["train", "run.toml"]).fails(1, &["step 4: responses are", "warnings.stop"]);
+    let marked = |scene: &Scene| scene.read("run/metrics.jsonl").matches("\"warnings/length\":1.0").count();
+    assert_eq!(marked(&scene), 1);
+    assert!(scene.path("run/checkpoints/step-000004").exists(), "nothing is lost");
+    let report = scene.read("run/report.html");
+    assert!(report.contains("<b>step 4</b> responses are") && report.contains("4 of 6 steps"), "{report}");
+    let resumed = scene.aligner(&["train", "run.toml", "--resume", "--set", "warnings.stop=[]"]);
+    resumed.succeeds();
+    assert_eq!(marked(&scene), 3, "steps 4, 5 and 6");
+    assert!(!resumed.stderr.contains("responses are"), "told before: {}", resumed.stderr);
+    assert_eq!(scene.read("run/report.html").matches("<b>step 4</b>").count(), 1);
+}
+
+#[test]
+fn a_judge_is_logged_and_changes_nothing() {
+    let scene = Scene::new();
+    run_file(&scene, "[algorithm.grpo]", "");
+    scene.aligner(&["train", "run.toml", "--set", "run.dir=alone"]).succeeds();
+    let judged = scene
+        .read("run.toml")
+        .replace("[learner]", "[reward.strict]\nkind = \"regex\"\npattern = \"e\"\nweight = 0\n\n[learner]");
+    scene.write("run.toml", judged);
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    assert!(weights(&scene, "run") == weights(&scene, "alone"));
+    let log = scene.read("run/metrics.jsonl");
+    assert!(log.contains("\"rewards/strict/mean\"") && log.contains("\"eval/rewards/strict/mean\""), "{log}");
+    assert!(scene.read("run/report.html").contains("<b>rewards/strict/mean</b>"));
+    scene
+        .aligner(&["train", "run.toml", "--set", "reward.vowels.weight=0", "--overwrite"])
+        .fails(2, &["every weight is 0"]);
+}
+
+/// A program that scores with a secret and a file beside it.
+const SECRETIVE: &str = "import json, os, sys\nassert os.environ['TOKEN']\nfor line in sys.stdin:\n    \
+    print(json.dumps({'id': json.loads(line)['id'], 'score': 1}), flush=True)\n";
+
+#[test]
+fn secrets_of_rewards_are_not_written_and_may_change() {
+    let scene = Scene::new();
+    scene.write("reward.py", SECRETIVE);
+    let with = |more: &str| {
+        let reward = "[reward.program]\nkind = \"process\"\ncommand = [\"python3\", \"reward.py\"]\n";
+        run_file_with(&scene, "[algorithm.grpo]", "", &format!("{reward}{more}\n"));
+    };
+    with("env = { TOKEN = \"sesame\" }");
+    scene.aligner(&["train", "run.toml", "--set", "run.steps=2"]).succeeds();
+    for file in ["resolved.toml", "report.html", "run.json"] {
+        let text = scene.read(&format!("run/{file}"));
+        assert!(!text.contains("sesame"), "{file}");
+    }
+    assert!(scene.read("run/resolved.toml").contains("env = [\"TOKEN\"]"));
+    with("env = { TOKEN = \"another\" }");
+    let resume = ["train", "run.toml", "--set", "run.steps=2", "--resume"];
+    scene.aligner(&resume).succeeds();
+    with("");
+    scene.aligner(&resume).fails(2, &["reward.program.env was [\"TOKEN\"], is now unset"]);
+}
+
+#[test]
+fn a_run_does_not_go_on_with_other_files_of_its_rewards() {
+    let scene = Scene::new();
+    scene.write("reward.py", SECRETIVE);
+    scene.write("words.txt", "one");
+    scene.write("schema.json", "{\"type\": \"object\"}");
+    let reward = "[reward.program]\nkind = \"process\"\ncommand = [\"python3\", \"-u\", \"reward.py\"]\n\
+        env = { TOKEN = \"sesame\" }\nfiles = [\"words.txt\"]\n\n[reward.json_schema]\nschema_file = \"schema.json\"\n";
+    run_file_with(&scene, "[algorithm.grpo]", "", reward);
+    scene.aligner(&["train", "run.toml", "--set", "run.steps=2"]).succeeds();
+    for file in ["reward.py", "words.txt", "schema.json"] {
+        let before = scene.read(file);
+        scene.write(file, format!("{before} "));
+        let resumed = scene.aligner(&["train", "run.toml", "--set", "run.steps=2", "--resume"]);
+        resumed.fails(2, &[file, "no longer those that it was begun with"]);
+        scene.write(file, before);
+    }
+    scene.aligner(&["train", "run.toml", "--set", "run.steps=2", "--resume"]).succeeds();
 }
 
 #[test]
@@ -188,6 +277,14 @@ fn mistakes_are_told_with_their_places() {
     with("[algorithm.grpo]", "max_completion_length = 100000", regex)
         .fails(2, &["rollout.max_completion_length"]);
     with("[algorithm.dpo]", "", regex).fails(2, &["`dpo` draws no samples"]);
+    with("[algorithm.grpo]", "\n[warnings]\nstop = [\"judge\"]", regex)
+        .fails(2, &["warnings.stop", "no judge"]);
+    with("[algorithm.grpo]", "\n[warnings]\nstop = [\"lenght\"]", regex).fails(2, &["lenght", "length"]);
+    with("[algorithm.grpo]", "\n[warnings]\nwindow = 1", regex).fails(2, &["warnings.window"]);
+    let missing = "[reward.regex]\npattern = \"a\"\nfiles = [\"absent.txt\"]\n";
+    with("[algorithm.grpo]", "", missing).fails(2, &["absent.txt: no such file"]);
+    let unset = "[reward.remote]\nurl = \"http://localhost:1\"\nheaders_from_env = { Authorization = \"NOT_SET_HERE\" }\n";
+    with("[algorithm.grpo]", "", unset).fails(2, &["headers_from_env.Authorization", "NOT_SET_HERE"]);
     with("[algorithm.rloo]", "num_generations = 1", regex).fails(1, &["prompts.jsonl:"]);
     for (kind, settings) in [
         ("lexicon", ""),

@@ -260,8 +260,13 @@ pub const DICTIONARY: &[Entry] = &[
     },
     Entry {
         name: "objective/kl",
-        meaning: "the same summed over an answer",
+        meaning: "estimated divergence from the reference summed over an answer, in nats",
         healthy: "below about 10 for a policy that still speaks like its reference",
+    },
+    Entry {
+        name: "objective/ref_nll",
+        meaning: "negative log-probability of a response's token under the reference, in nats: the logarithm of the perplexity",
+        healthy: "moves little; higher is a language that the reference does not speak, far lower is repetition",
     },
     Entry {
         name: "objective/entropy",
@@ -368,6 +373,16 @@ pub const DICTIONARY: &[Entry] = &[
         healthy: "steady; a steady rise that the reward does not ask for is length hacking",
     },
     Entry {
+        name: "completions/min_length",
+        meaning: "tokens of the shortest response",
+        healthy: "above 0; responses of a token or two point at a reward that silence pleases",
+    },
+    Entry {
+        name: "completions/max_length",
+        meaning: "tokens of the longest response",
+        healthy: "below the limit, unless responses are cut off",
+    },
+    Entry {
         name: "completions/clipped_ratio",
         meaning: "share of responses that a limit cut off",
         healthy: "low; near 1 the limit is too small, or the model never ends",
@@ -394,8 +409,33 @@ pub const DICTIONARY: &[Entry] = &[
     },
     Entry {
         name: "skipped_updates",
-        meaning: "1 where no sample of the step was left to learn from",
+        meaning: "updates of the step that no sample was left for",
         healthy: "absent",
+    },
+    Entry {
+        name: "warnings/judge",
+        meaning: "1 where the reward has risen while a judge's score has fallen",
+        healthy: "absent; else the policy learns what the reward likes and the judge does not",
+    },
+    Entry {
+        name: "warnings/length",
+        meaning: "1 where responses are far longer than in the first steps",
+        healthy: "absent, unless the task asks for longer ones",
+    },
+    Entry {
+        name: "warnings/entropy",
+        meaning: "1 where little of the first steps' entropy is left",
+        healthy: "absent; else the policy has stopped exploring",
+    },
+    Entry {
+        name: "warnings/repetition",
+        meaning: "1 where responses repeat themselves far more than in the first steps",
+        healthy: "absent",
+    },
+    Entry {
+        name: "warnings/kl",
+        meaning: "1 where the policy is far from its reference",
+        healthy: "absent; else raise the KL coefficient or lower the learning rate",
     },
     Entry {
         name: "sampling/max_ratio_error",

@@ -54,7 +54,7 @@ impl Teacher {
         let updating = Instant::now();
         let mut step = StepBatch::new(groups);
         step.kl_coef = self.kl.as_ref().map(KlController::coef);
-        let kl = measures::of_kl(&step.groups, &mut metrics);
+        let kl = measures::divergence(&step.groups, &mut metrics);
         self.check_kl(kl)?;
         let mut step = learner.credit(algorithm, step)?;
         if let Some(importance) = &self.config.importance {
@@ -135,16 +135,16 @@ impl Teacher {
         groups: &[Group],
         metrics: &mut Metrics,
     ) -> Result<()> {
-        if groups.iter().flat_map(|group| &group.samples).all(|sample| sample.targets() == 0) {
-            tracing::warn!("step {}: no sample is left to learn from", self.step + 1);
-            metrics.set("skipped_updates", 1.0);
-            return Ok(());
-        }
+        let mut skipped = 0;
         let warm = self.step >= self.config.critic_warmup_steps as u64;
         for pass in 0..self.config.num_iterations {
             let order = self.order(groups.len(), pass);
             for chunk in chunks(&order, self.config.num_minibatches) {
                 let chunk: Vec<Group> = chunk.iter().map(|&at| groups[at].clone()).collect();
+                if chunk.iter().flat_map(|group| &group.samples).all(|sample| sample.targets() == 0) {
+                    skipped += 1;
+                    continue;
+                }
                 if let Some(critic) = &mut self.critic {
                     critic.update(&chunk, metrics)?;
                 }
@@ -152,6 +152,13 @@ impl Teacher {
                     metrics.merge(&learner.update(algorithm, chunk)?);
                 }
             }
+        }
+        if skipped > 0 {
+            let step = self.step + 1;
+            tracing::warn!(
+                "step {step}: {skipped} updates are skipped, for they have no sample left to learn from"
+            );
+            metrics.set("skipped_updates", f64::from(skipped));
         }
         Ok(())
     }

@@ -30,9 +30,10 @@ fn repetition(sample: &Sample) -> f64 {
     if all == 0 { 0.0 } else { (all - distinct) as f64 / all as f64 }
 }
 
-/// The mean over samples of Σ (log-probability − reference's), in nats: an unbiased estimate of the KL divergence
-/// of the sampling policy from the reference (k1 of Schulman 2020). None where the reference was not asked.
-pub(super) fn of_kl(groups: &[Group], metrics: &mut Metrics) -> Option<f64> {
+/// Logs `objective/kl`, the mean over samples of Σ (log-probability − reference's), in nats: an unbiased estimate of the KL divergence
+/// of the sampling policy from the reference (k1 of Schulman 2020), and `objective/ref_nll`, nats a token of the responses
+/// under the reference: the logarithm of their perplexity. Returns the divergence; None where the reference was not asked.
+pub fn divergence(groups: &[Group], metrics: &mut Metrics) -> Option<f64> {
     let mut sum = 0.0;
     let mut count = 0.0;
     for sample in groups.iter().flat_map(|group| &group.samples) {
@@ -42,6 +43,8 @@ pub(super) fn of_kl(groups: &[Group], metrics: &mut Metrics) -> Option<f64> {
         let gap = |at: usize| f64::from(sample.logps[at] - sample.ref_logps[at]);
         sum += places(sample).map(gap).sum::<f64>();
         count += 1.0;
+        let surprise: f64 = places(sample).map(|at| -f64::from(sample.ref_logps[at])).sum();
+        metrics.add("objective/ref_nll", surprise, places(sample).count() as f64);
     }
     metrics.add("objective/kl", sum, count);
     (count > 0.0).then(|| sum / count)
@@ -65,7 +68,8 @@ mod tests {
         sample.logps = vec![0.0, -1.0, -2.0];
         sample.ref_logps = vec![0.0, -1.5, -2.25];
         let mut metrics = Metrics::default();
-        let kl = of_kl(&[Group::single("a", sample)], &mut metrics);
+        let kl = divergence(&[Group::single("a", sample)], &mut metrics);
         assert_eq!((kl, metrics.get("objective/kl")), (Some(0.75), Some(0.75)));
+        assert_eq!(metrics.get("objective/ref_nll"), Some(3.75 / 2.0));
     }
 }

@@ -55,12 +55,13 @@ impl Scorer {
 
     /// What each part says of each sample, from the log where it is there.
     fn ask(&mut self, group: &Group) -> Result<Vec<Vec<Score>>> {
-        let Some(log) = &mut self.log else { return self.rewards.ask(&group.samples) };
+        let whose = format!("group {}", group.id);
+        let Some(log) = &mut self.log else { return self.rewards.ask(&whose, &group.samples) };
         let key = key(self.rewards.names(), group);
         if let Some(scores) = log.get(&key) {
             return Ok(scores.clone());
         }
-        let scores = self.rewards.ask(&group.samples)?;
+        let scores = self.rewards.ask(&whose, &group.samples)?;
         log.add(key, &scores)?;
         Ok(scores)
     }

@@ -1,16 +1,18 @@
 //! Several rewards, each with a name and a weight, and their sum.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use aligner_core::{Error, Metrics, Result, Reward, Sample, Score};
 
-use super::{finite, sample_name};
+use super::{finite, sample_name, sample_names};
+use crate::guarded::panic_message;
+use crate::watchdog::Watchdog;
 
 /// Named rewards with weights.
 ///
 /// A sample's reward is the weighted sum of its parts' scores. A part that scores tokens adds to the sample's token
-/// rewards instead. Where one part has no score, the sample has no reward: no score is not 0.
+/// rewards instead. Where one part has no score, the sample has no reward: no score is not 0. A part of weight 0 is a judge:
+/// it is asked and logged, and neither its scores nor their absence change a sample's reward.
 #[derive(Default)]
 pub struct RewardParts {
     parts: Vec<Part>,
@@ -20,6 +22,7 @@ struct Part {
     name: String,
     weight: f64,
     reward: Box<dyn Reward + Send>,
+    watchdog: Option<Watchdog>,
 }
 
 /// What one part says of the samples.
@@ -71,8 +74,17 @@ impl RewardParts {
             return Err(Error::setting(format!("reward.{name}"), "a part needs a name of its own"));
         }
         finite(&format!("reward.{name}.weight"), weight)?;
-        self.parts.push(Part { name, weight, reward });
+        self.parts.push(Part { name, weight, reward, watchdog: None });
         Ok(self)
+    }
+
+    /// Puts a limit on the time of each call of the part that was added last.
+    #[must_use]
+    pub fn watched(mut self, watchdog: &Watchdog) -> Self {
+        if let Some(part) = self.parts.last_mut() {
+            part.watchdog = Some(watchdog.clone());
+        }
+        self
     }
 
     /// The names, in the order in which the parts were added.
@@ -96,19 +108,19 @@ impl RewardParts {
     /// All name the part: one that fails or panics, the wrong number of scores, and (with the sample) a score that is
     /// not finite, or is not one for each token. [`Error::Setting`] where there is no part.
     pub fn score(&self, samples: &[Sample]) -> Result<Scored> {
-        let scores = self.ask(samples)?;
+        let scores = self.ask("a batch", samples)?;
         self.sum(scores, samples)
     }
 
-    /// What each part says of each sample.
+    /// What each part says of each sample; `whose` names the samples together.
     ///
     /// # Errors
     /// As [`Self::score`].
-    pub(crate) fn ask(&self, samples: &[Sample]) -> Result<Vec<Vec<Score>>> {
+    pub(crate) fn ask(&self, whose: &str, samples: &[Sample]) -> Result<Vec<Vec<Score>>> {
         if self.parts.is_empty() {
             return Err(Error::setting("reward", "names no reward"));
         }
-        self.parts.iter().map(|part| part.score(samples)).collect()
+        self.parts.iter().map(|part| part.score(whose, samples)).collect()
     }
 
     /// The parts' scores together, as [`Self::ask`] gave them.
@@ -141,7 +153,7 @@ impl RewardParts {
 /// The weighted sum of one sample's scores; none where one of them is.
 fn total(parts: &[PartScores], at: usize) -> Option<f32> {
     let mut total = 0.0;
-    for part in parts {
+    for part in parts.iter().filter(|part| part.counts()) {
         match &part.scores[at] {
             Score::None => return None,
             Score::Sample(score) => total += part.weight * f64::from(*score),
@@ -154,7 +166,7 @@ fn total(parts: &[PartScores], at: usize) -> Option<f32> {
 /// The weighted sum of one sample's token scores; empty where there are none.
 fn token_rewards(parts: &[PartScores], at: usize) -> Vec<f32> {
     let mut sums: Vec<f64> = Vec::new();
-    for part in parts {
+    for part in parts.iter().filter(|part| part.counts()) {
         let Score::Tokens(scores) = &part.scores[at] else { continue };
         sums.resize(scores.len(), 0.0);
         for (sum, score) in sums.iter_mut().zip(scores) {
@@ -165,16 +177,41 @@ fn token_rewards(parts: &[PartScores], at: usize) -> Vec<f32> {
 }
 
 impl Part {
-    fn score(&self, samples: &[Sample]) -> Result<Vec<Score>> {
+    fn score(&self, whose: &str, samples: &[Sample]) -> Result<Vec<Score>> {
         let name = &self.name;
-        // A reward is user code: what it leaves behind in its own state when it panics is its own affair.
-        let scores = catch_unwind(AssertUnwindSafe(|| self.reward.score(samples)))
+        let ask = || self.caught(samples);
+        let asked = match &self.watchdog {
+            Some(watchdog) => {
+                let what = format!("reward `{name}`, asked about the {} samples of {whose},", samples.len());
+                watchdog.watch(what, ask)
+            }
+            None => ask(),
+        };
+        let scores = asked
             .map_err(|panic| {
-                Error::Invalid(format!("reward `{name}` panicked: {}", message(panic.as_ref())))
+                let on = self.panicking_alone(samples);
+                Error::Invalid(format!("reward `{name}` panicked{on}: {}", panic_message(panic.as_ref())))
             })?
             .map_err(|error| Error::Invalid(format!("reward `{name}`: {error}")))?;
         self.check_all(&scores, samples)?;
         Ok(scores)
+    }
+
+    /// The reward's answer, or its panic: what it leaves behind in its own state then is its own affair.
+    fn caught(&self, samples: &[Sample]) -> std::thread::Result<Result<Vec<Score>>> {
+        catch_unwind(AssertUnwindSafe(|| self.reward.score(samples)))
+    }
+
+    /// The samples, where they are not all, on which the reward panics when it is asked about nothing else; as a part of a
+    /// sentence.
+    fn panicking_alone(&self, samples: &[Sample]) -> String {
+        let panics = |at: &usize| self.caught(&samples[*at..=*at]).is_err();
+        let places: Vec<usize> = (0..samples.len()).filter(panics).collect();
+        let all = samples.len() > 1 && places.len() == samples.len();
+        if all || places.is_empty() {
+            return String::new();
+        }
+        format!(" on {}", sample_names(&places, samples))
     }
 
     fn check_all(&self, scores: &[Score], samples: &[Sample]) -> Result<()> {
@@ -214,13 +251,12 @@ impl Part {
     }
 }
 
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
-}
-
 impl PartScores {
+    /// Whether it is a part of the sum; else it is a judge.
+    fn counts(&self) -> bool {
+        self.weight != 0.0
+    }
+
     fn log(&self, metrics: &mut Metrics) {
         let value = |score: &Score| match score {
             Score::None => None,
@@ -312,6 +348,39 @@ mod tests {
     }
 
     #[test]
+    fn a_judge_is_asked_and_logged_and_changes_no_reward() {
+        let parts =
+            RewardParts::default().with("learned", 1.0, sample_scores([1.0, 2.0, 3.0])).expect("a part");
+        let judge = vec![Score::Sample(5.0), Score::None, Score::Tokens(vec![1.0, 1.0, 1.0])];
+        let parts = parts.with("judge", 0.0, Box::new(Fixed(judge))).expect("a part");
+        let scored = scored(&parts).expect("sound");
+        assert_eq!(scored.totals, [Some(1.0), Some(2.0), Some(3.0)]);
+        assert!(scored.token_rewards.iter().all(Vec::is_empty));
+        assert_eq!(scored.metrics.get("rewards/judge/mean"), Some(4.0));
+        assert_eq!(scored.metrics.get("rewards/judge/none"), Some(1.0 / 3.0));
+    }
+
+    #[test]
+    fn a_reward_that_hangs_is_told_of() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let watchdog = Watchdog::new(std::time::Duration::from_millis(20), move |line| {
+            tell.send(line.to_owned()).expect("heard");
+        });
+        let told = std::sync::Mutex::new(told);
+        let slow = move |_: &Sample| {
+            let line = told.lock().expect("one thread").recv_timeout(std::time::Duration::from_secs(30));
+            let expected =
+                "reward `slow`, asked about the 1 samples of group p0, has not returned within 0.02 seconds";
+            assert_eq!(line.expect("told"), expected);
+            Score::Sample(1.0)
+        };
+        let parts = RewardParts::default().with("slow", 1.0, Box::new(slow)).expect("a part");
+        let scores =
+            parts.watched(&watchdog).ask("group p0", &samples()[..1]).expect("it returns in the end");
+        assert_eq!(scores, [[Score::Sample(1.0)]]);
+    }
+
+    #[test]
     fn token_scores_go_to_their_tokens() {
         let tokens = vec![Score::Tokens(vec![0.0, 1.0, 2.0]), Score::Sample(5.0), Score::None];
         let parts = RewardParts::default().with("t", 2.0, Box::new(Fixed(tokens.clone()))).expect("a part");
@@ -328,6 +397,14 @@ mod tests {
         let parts = RewardParts::default().with("mine", 1.0, Box::new(Panics)).expect("a part");
         let message = scored(&parts).expect_err("panics").to_string();
         assert_eq!(message, "reward `mine` panicked: boom at 3");
+
+        let seventh = |sample: &Sample| {
+            assert!(sample.metadata["id"] != "row 7", "no such word");
+            Score::Sample(1.0)
+        };
+        let parts = RewardParts::default().with("mine", 1.0, Box::new(seventh)).expect("a part");
+        let message = scored(&parts).expect_err("panics").to_string();
+        assert_eq!(message, "reward `mine` panicked on sample 1 (row 7): no such word");
         let message = alone(vec![Score::None]).expect_err("one score").to_string();
         assert_eq!(message, "reward `mine` gave 1 scores for 3 samples");
     }

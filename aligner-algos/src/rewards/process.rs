@@ -11,7 +11,7 @@ use aligner_core::{Error, Result, Reward, Sample, Score};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::Answers;
-use super::seconds;
+use super::{names_only, seconds};
 use program::{Program, Said};
 
 /// Settings of [`ProcessReward`].
@@ -32,7 +32,8 @@ pub struct ProcessConfig {
     pub send_tokens: bool,
     /// Where it runs; the directory of this program, if not set.
     pub directory: Option<PathBuf>,
-    /// Environment variables that it gets beside this program's.
+    /// Environment variables that it gets beside this program's. They may be secrets: written out, they are their names.
+    #[serde(serialize_with = "names_only", skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
 }
 

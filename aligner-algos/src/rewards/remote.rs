@@ -8,7 +8,7 @@ use aligner_core::{Error, Result, Reward, Sample, Score};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::Answers;
-use super::seconds;
+use super::{names_only, seconds};
 
 /// Longest body of an answer that is read, in bytes.
 const MOST_BODY_BYTES: u64 = 256 << 20;
@@ -23,8 +23,12 @@ const MOST_PAUSE: Duration = Duration::from_mins(1);
 pub struct RemoteConfig {
     /// Where requests are posted, with `http://` or `https://`.
     pub url: String,
-    /// Headers beside the content type, such as `Authorization`.
+    /// Headers beside the content type, such as `Authorization`. They may be secrets: written out, they are their names.
+    #[serde(serialize_with = "names_only", skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+    /// Headers whose values stand in environment variables of this program, by header.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers_from_env: BTreeMap<String, String>,
     /// Longest time for a try, in seconds.
     pub timeout_secs: f64,
     /// Further tries after one that failed: no connection, no answer in time, status 408, 429 or from 500 on.
@@ -42,6 +46,7 @@ impl Default for RemoteConfig {
         Self {
             url: String::new(),
             headers: BTreeMap::new(),
+            headers_from_env: BTreeMap::new(),
             timeout_secs: 60.0,
             retries: 3,
             backoff_secs: 0.5,
@@ -69,13 +74,22 @@ impl RemoteReward {
     /// The reward with these settings; connects to nothing.
     ///
     /// # Errors
-    /// [`Error::Setting`] for another kind of URL, a header that cannot be one, times that are not above 0, and a
+    /// [`Error::Setting`] for another kind of URL, a header that cannot be one or whose variable is not set, times that are not above 0, and a
     /// batch of no sample.
-    pub fn new(config: RemoteConfig) -> Result<Self> {
+    pub fn new(mut config: RemoteConfig) -> Result<Self> {
         let is_http = ["http://", "https://"].iter().any(|scheme| config.url.starts_with(scheme));
         if !is_http || ureq::get(&config.url).request_url().is_err() {
             let message = format!("must be an address with http:// or https://, got {:?}", config.url);
             return Err(Error::setting("url", message));
+        }
+        for (name, variable) in &config.headers_from_env {
+            let key = || format!("headers_from_env.{name}");
+            let value = std::env::var(variable).map_err(|_| {
+                Error::setting(key(), format!("the environment has no text in a variable `{variable}`"))
+            })?;
+            if config.headers.insert(name.clone(), value).is_some() {
+                return Err(Error::setting(key(), "is set in `headers` too"));
+            }
         }
         for (name, value) in &config.headers {
             let is_name = !name.is_empty()

@@ -93,22 +93,12 @@ fn the_micro_batch_size_does_not_matter() {
     }
 }
 
-/// Runs each rank in a thread and returns what `run` gives, by rank.
-fn on_ranks<R: Send>(run: impl Fn(Arc<ranks::ThreadRank>) -> R + Sync) -> Vec<R> {
-    let run = &run;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            ranks::group(2).into_iter().map(|rank| scope.spawn(move || run(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn two_ranks_equal_one() {
     for kind in 0..KINDS {
         let (alone_algorithm, groups) = algorithm(kind);
         let (expected, one) = train(alone(), alone_algorithm.as_ref(), &groups);
-        let results = on_ranks(|rank| {
+        let results = ranks::two(|rank| {
             let (algorithm, groups) = algorithm(kind);
             // The second rank gets fewer groups: counts are global, ranks are not averaged.
             let (first, second) = groups.split_at(6);
@@ -137,7 +127,7 @@ fn the_extremes_of_rewards_depend_on_neither_micro_batches_nor_ranks() {
     let [least, most] = with(10_000);
     assert!(f64::from_bits(least) < f64::from_bits(most));
     assert_eq!(with(1), [least, most]);
-    let both = on_ranks(|rank| {
+    let both = ranks::two(|rank| {
         let groups = pairs(9);
         let (first, second) = groups.split_at(6);
         let share = if rank.is_main() { first } else { second };
@@ -150,7 +140,7 @@ fn the_extremes_of_rewards_depend_on_neither_micro_batches_nor_ranks() {
 fn a_rank_without_groups_takes_part() {
     let (algorithm, groups) = algorithm(0);
     let (expected, _) = train(alone(), algorithm.as_ref(), &groups);
-    let results = on_ranks(|rank| {
+    let results = ranks::two(|rank| {
         let share = if rank.is_main() { singles(9) } else { Vec::new() };
         train(learner(config(), rank), &Sft::default(), &share).0
     });
@@ -159,7 +149,7 @@ fn a_rank_without_groups_takes_part() {
 
 #[test]
 fn a_failure_on_one_rank_stops_all() {
-    let messages = on_ranks(|rank| {
+    let messages = ranks::two(|rank| {
         let mut groups = singles(4);
         if !rank.is_main() {
             groups[2].samples[0].reward = Some(f32::NAN);
@@ -339,7 +329,7 @@ fn rewarded(count: u32) -> Vec<Group> {
 fn credit_over_ranks_equals_credit_of_one() {
     let (expected, metrics) = train(alone(), &Share, &rewarded(6));
     assert_eq!(metrics.get("reward_sum"), Some(15.0));
-    let results = on_ranks(|rank| {
+    let results = ranks::two(|rank| {
         let groups = rewarded(6);
         let (first, second) = groups.split_at(2);
         let share = if rank.is_main() { first } else { second };
@@ -353,7 +343,7 @@ fn credit_over_ranks_equals_credit_of_one() {
 
 #[test]
 fn credit_that_fails_on_one_rank_fails_on_all() {
-    let errors = on_ranks(|rank| {
+    let errors = ranks::two(|rank| {
         let mut groups = rewarded(4);
         if !rank.is_main() {
             groups[1].samples[0].reward = None;

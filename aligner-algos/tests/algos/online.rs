@@ -1,9 +1,12 @@
 //! What the rollout loop promises beside learning: resume, defined outcomes, errors that name the culprit.
 
+use aligner_algos::ops::filter::FilterConfig;
+use aligner_algos::ops::importance::ImportanceConfig;
 use aligner_algos::rewards::RewardParts;
 use aligner_algos::{
-    AdaptiveKlConfig, Critic, Grpo, GrpoConfig, Learner, Online, OnlineState, Ppo, PpoConfig, Reference,
-    Rloo, RlooConfig, RolloutConfig, ValueLoss, ValueLossConfig,
+    AdaptiveKlConfig, BestOfN, BestOfNConfig, Critic, Grpo, GrpoConfig, Learner, OldLogps, Online,
+    OnlineState, Ppo, PpoConfig, Reference, Reinforce, ReinforceConfig, Rejection, RejectionConfig, Rloo,
+    RlooConfig, RolloutConfig, ValueLoss, ValueLossConfig,
 };
 use aligner_core::ops::host::to_vec;
 use aligner_core::{Algorithm, Needs, Policy as _, Sample, Score};
@@ -188,6 +191,64 @@ fn samples_without_a_score_are_left_out_and_a_step_without_samples_learns_nothin
     assert_eq!(iteration.metrics.get("skipped_updates"), Some(1.0));
     assert_eq!(values(&learner), before);
     assert_eq!(online.steps(), 1);
+}
+
+/// Every algorithm, with or without learning from responses that were cut off.
+fn algorithms(mask_truncated_completions: bool) -> Vec<(&'static str, Box<dyn Algorithm>)> {
+    let filter = FilterConfig { mask_truncated_completions, ..FilterConfig::default() };
+    vec![
+        ("grpo", Box::new(Grpo::new(GrpoConfig { filter, beta: 0.02, ..GrpoConfig::default() }).unwrap())),
+        ("rloo", Box::new(Rloo::new(RlooConfig { filter, ..RlooConfig::default() }).unwrap())),
+        ("reinforce", Box::new(Reinforce::new(ReinforceConfig { filter, ..Default::default() }).unwrap())),
+        ("ppo", Box::new(Ppo::new(PpoConfig { filter, ..PpoConfig::default() }).unwrap())),
+        ("rejection", Box::new(Rejection::new(RejectionConfig { filter, ..Default::default() }).unwrap())),
+        ("best_of_n", Box::new(BestOfN::new(BestOfNConfig { filter, ..Default::default() }).unwrap())),
+    ]
+}
+
+#[test]
+fn a_step_whose_responses_are_all_cut_off_learns_from_them_or_skips_and_counts() {
+    // What ends a response is never drawn.
+    let config = RolloutConfig {
+        min_completion_length: 6,
+        old_logps: OldLogps::Trainer,
+        importance: Some(ImportanceConfig::default()),
+        ..rollout()
+    };
+    for masks in [false, true] {
+        for (name, algorithm) in algorithms(masks) {
+            let algorithm = algorithm.as_ref();
+            let (mut online, mut learner) = online(algorithm, config.clone(), single("r", by_length));
+            let before = values(&learner);
+            for step in 1..=2 {
+                let metrics = online.step(algorithm, &mut learner, 3, &mut prompts).unwrap().metrics;
+                let broken = metrics.iter().find(|(_, value)| !value.is_finite());
+                assert_eq!(broken, None, "{name}, masks: {masks}");
+                assert_eq!(metrics.get("completions/clipped_ratio"), Some(1.0));
+                assert!(metrics.get("reward").is_some(), "{name}: what was drawn is logged");
+                assert_eq!(metrics.get("skipped_updates"), masks.then_some(1.0), "{name}");
+                assert_eq!((online.steps(), learner.steps()), (step, if masks { 0 } else { step }));
+            }
+            assert_eq!(values(&learner) == before, masks, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_minibatch_without_a_sample_left_is_skipped_and_the_others_are_learned() {
+    let filter = FilterConfig { mask_truncated_completions: true, ..FilterConfig::default() };
+    let grpo = Grpo::new(GrpoConfig { filter, ..GrpoConfig::default() }).unwrap();
+    let config = RolloutConfig { num_generations: 2, num_minibatches: 3, ..rollout() };
+    let (mut online, mut learner) = online(&grpo, config, single("r", by_length));
+    let (mut skipped, mut partly) = (0.0, false);
+    for step in 1..=6 {
+        let metrics = online.step(&grpo, &mut learner, 3, &mut prompts).unwrap().metrics;
+        let of_step = metrics.get("skipped_updates").unwrap_or(0.0);
+        skipped += of_step;
+        partly |= of_step > 0.0 && of_step < 3.0;
+        assert!((learner.steps() as f64 - (3.0 * f64::from(step) - skipped)).abs() < 1e-9);
+    }
+    assert!(partly, "no step had both");
 }
 
 #[test]

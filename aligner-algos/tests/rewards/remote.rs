@@ -74,6 +74,28 @@ fn expected() -> Vec<Score> {
 }
 
 #[test]
+fn headers_may_stand_in_the_environment_and_secrets_are_not_written() {
+    let (url, requests) = serve(vec![response("200 OK", ALL)]);
+    let table = |value: &str| BTreeMap::from([("Authorization".to_string(), value.to_string())]);
+    // A variable that every process has.
+    let config = RemoteConfig { headers_from_env: table("PATH"), ..config(&url) };
+    scores(config.clone()).unwrap();
+    let (head, _) = requests.recv().unwrap();
+    let path = std::env::var("PATH").unwrap();
+    assert!(head.contains(&format!("Authorization: {path}")), "{head}");
+
+    let refused = |config| RemoteReward::new(config).unwrap_err().to_string();
+    let unset = RemoteConfig { headers_from_env: table("NOT_SET_HERE"), ..config.clone() };
+    assert!(refused(unset).starts_with("headers_from_env.Authorization: "));
+    let twice = RemoteConfig { headers: table("Bearer secret"), ..config.clone() };
+    assert!(refused(twice).contains("`headers` too"));
+    let secret =
+        RemoteConfig { headers: table("Bearer secret"), headers_from_env: BTreeMap::new(), ..config };
+    let written = serde_json::to_value(&secret).unwrap();
+    assert_eq!(written["headers"], json!(["Authorization"]));
+}
+
+#[test]
 fn samples_are_posted_as_lines_and_scores_come_in_any_order() {
     let (url, requests) = serve(vec![response("200 OK", ALL)]);
     let headers = BTreeMap::from([("Authorization".into(), "Bearer secret".into())]);

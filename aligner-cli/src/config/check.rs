@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use aligner_algos::WarningKind;
 use aligner_core::weights::AdapterCheckpoint;
 use aligner_core::{Error, Needs};
 use aligner_data::DatasetConfig;
 
 use super::{Node, Problems, Reading, RunConfig, blame};
-use crate::registry::Built;
+use crate::registry::{Built, BuiltReward};
 
 /// Records every value that cannot work; opens no model and touches no device.
 pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut Problems) {
@@ -25,10 +26,23 @@ pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut P
 }
 
 /// Records what does not go with an algorithm that draws its own samples, or with one that does not.
-pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &mut Problems) {
+pub(super) fn online(
+    config: &RunConfig,
+    built: &Built,
+    rewards: &[BuiltReward],
+    root: &Node,
+    problems: &mut Problems,
+) {
     let name = &built.name;
     if built.online {
         let mut found = Vec::new();
+        // One that could not be read is no judge.
+        if root.find("reward").is_some_and(|section| section.node.entries().len() == rewards.len()) {
+            judges(config, rewards, &mut found);
+        }
+        if let Some(warnings) = &config.warnings {
+            add_errors(&mut found, "warnings", warnings.errors());
+        }
         if let Some(rollout) = &config.rollout {
             add_errors(&mut found, "rollout", rollout.errors());
             // A coefficient that a step sets acts on penalties in the rewards alone.
@@ -66,7 +80,7 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
         }
         return;
     }
-    for section in ["rollout", "reward", "critic"] {
+    for section in ["rollout", "reward", "critic", "warnings"] {
         if root.find(section).is_some() {
             blame(
                 root,
@@ -75,6 +89,18 @@ pub(super) fn online(config: &RunConfig, built: &Built, root: &Node, problems: &
                 problems,
             );
         }
+    }
+}
+
+/// What is wrong with the rewards that nothing is learned from.
+fn judges(config: &RunConfig, rewards: &[BuiltReward], found: &mut Found) {
+    let all_judge = !rewards.is_empty() && rewards.iter().all(BuiltReward::is_judge);
+    if all_judge {
+        add(found, "reward", "every weight is 0, so there is nothing to learn from");
+    }
+    let stops = config.warnings.as_ref().is_some_and(|warnings| warnings.stop.contains(&WarningKind::Judge));
+    if stops && !rewards.iter().any(BuiltReward::is_judge) {
+        add(found, "warnings.stop", "there is no judge: a reward with weight = 0");
     }
 }
 
@@ -190,6 +216,10 @@ fn run(config: &RunConfig, found: &mut Found) {
     }
     if run.batch_size == 0 {
         add(found, "run.batch_size", "expected at least 1 group a step, got 0");
+    }
+    if !(0.0..=1e9).contains(&run.call_timeout_secs) {
+        let message = format!("expected a number of seconds from 0 to 1e9, got {}", run.call_timeout_secs);
+        add(found, "run.call_timeout_secs", message);
     }
     if let Some(message) = not_a_run_directory(&run.dir) {
         add(found, "run.dir", message);

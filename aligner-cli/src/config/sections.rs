@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use aligner_algos::{LearnerConfig, PreflightConfig, RolloutConfig, ValueLossConfig};
+use aligner_algos::{LearnerConfig, PreflightConfig, RolloutConfig, ValueLossConfig, WarningsConfig};
 use aligner_core::weights::SaveDtype;
 use aligner_data::DatasetConfig;
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,9 @@ pub struct RunConfig {
     /// The model that learns what a state is worth, where the algorithm asks for values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticConfig>,
+    /// When a run that learns from its own samples warns, and when it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warnings: Option<WarningsConfig>,
     /// What the checks before step 1 hold the run to.
     #[serde(default)]
     pub preflight: PreflightConfig,
@@ -191,6 +194,10 @@ pub struct RunSection {
     /// Whether the checks before step 1 run.
     #[serde(default = "yes")]
     pub preflight: bool,
+    /// Longest time, in seconds, of a call of the algorithm's `credit` or `loss`, or of a reward that has no limit of its
+    /// own; a call that takes longer ends the program. 0 is off.
+    #[serde(default = "default_call_timeout_secs")]
+    pub call_timeout_secs: f64,
     /// Number type of the final model's file.
     #[serde(default = "f32")]
     pub save_dtype: SaveDtype,
@@ -218,6 +225,10 @@ fn default_rollouts_every() -> usize {
 
 fn default_rollout_groups() -> usize {
     2
+}
+
+fn default_call_timeout_secs() -> f64 {
+    600.0
 }
 
 fn default_keep_last() -> usize {

@@ -1,6 +1,6 @@
 //! Kinds of rewards, and how each is built from a section `[reward.NAME]`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aligner_algos::rewards::{
     Answer, Format, JsonSchema, Length, Lexicon, LexiconConfig, ModelReward, ModelRewardConfig,
@@ -24,6 +24,17 @@ pub(crate) struct BuiltReward {
     /// The section with its defaults.
     pub(crate) config: toml::Value,
     pub(crate) make: Box<Make>,
+    /// Whether it has a limit of its own on the time of a call.
+    pub(crate) limits_itself: bool,
+    /// Files, and directories of models, on which its scores depend.
+    pub(crate) inputs: Vec<PathBuf>,
+}
+
+impl BuiltReward {
+    /// Whether it is asked and logged, but not learned from.
+    pub(crate) fn is_judge(&self) -> bool {
+        self.weight == 0.0
+    }
 }
 
 /// Makes the reward; what is large is loaded here.
@@ -44,6 +55,8 @@ type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<Make>, toml::Valu
 pub(super) struct Entry {
     pub(super) kind: &'static str,
     build: Box<Build>,
+    limits_itself: bool,
+    inputs: fn(&toml::Value) -> Vec<PathBuf>,
 }
 
 impl Entry {
@@ -60,53 +73,116 @@ impl Entry {
             let (make, resolved) = configured(root, path, problems, &check)?;
             Some((Box::new(make) as Box<Make>, resolved))
         };
-        Self { kind, build: Box::new(build) }
+        Self { kind, build: Box::new(build), limits_itself: false, inputs: |_| Vec::new() }
+    }
+
+    /// The same kind, said to have a limit of its own on the time of a call.
+    fn limiting_itself(self) -> Self {
+        Self { limits_itself: true, ..self }
+    }
+
+    /// The same kind, said to depend on files that its section names.
+    fn reading(self, inputs: fn(&toml::Value) -> Vec<PathBuf>) -> Self {
+        Self { inputs, ..self }
     }
 }
+
+/// What every kind has, and no kind's own settings know of.
+struct Common {
+    kind: String,
+    weight: f64,
+    files: Vec<PathBuf>,
+}
+
+impl Common {
+    /// Takes its keys out of the section `path`.
+    fn take(root: &mut Node, path: &str, name: &str, problems: &mut Problems) -> Self {
+        let mut common = Self { kind: name.to_string(), weight: 1.0, files: Vec::new() };
+        let own = root.find(path).map_or_else(Vec::new, |section| section.node.entries().to_vec());
+        for entry in own {
+            let place = format!("{path}.{}", entry.key);
+            let value = &entry.node.value;
+            let expected = match (entry.key.as_str(), value) {
+                ("kind", Value::String(text)) => {
+                    common.kind.clone_from(text);
+                    None
+                }
+                ("weight", Value::Float(number)) if number.is_finite() => {
+                    common.weight = *number;
+                    None
+                }
+                ("weight", Value::Integer(number)) => {
+                    common.weight = *number as f64;
+                    None
+                }
+                ("files", Value::Array(items)) => common.add_files(items),
+                ("kind", _) => Some("a string"),
+                ("weight", _) => Some("a finite number"),
+                ("files", _) => Some(FILES),
+                _ => continue,
+            };
+            if let Some(expected) = expected {
+                blame(root, &place, &format!("expected {expected}, got {}", value.kind()), problems);
+            }
+            root.remove(&place);
+        }
+        for file in common.files.iter().filter(|file| !file.is_file()) {
+            blame(root, path, &format!("`files`: {}: no such file", file.display()), problems);
+        }
+        common
+    }
+
+    /// Adds the items of `files`; says what was expected where one is no text.
+    fn add_files(&mut self, items: &[Node]) -> Option<&'static str> {
+        for item in items {
+            let Value::String(text) = &item.value else { return Some(FILES) };
+            self.files.push(text.into());
+        }
+        None
+    }
+
+    fn write(&self, mut config: toml::Value) -> toml::Value {
+        if let Some(table) = config.as_table_mut() {
+            table.insert("kind".into(), self.kind.as_str().into());
+            table.insert("weight".into(), self.weight.into());
+            if !self.files.is_empty() {
+                let files = self.files.iter().map(|file| file.display().to_string());
+                table.insert("files".into(), files.collect::<Vec<_>>().into());
+            }
+        }
+        config
+    }
+}
+
+const FILES: &str = "a list of paths";
 
 /// Builds what the sections `[reward.NAME]` describe, in the file's order.
 pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> Vec<BuiltReward> {
     let sections = root.find("reward").map_or(&[][..], |entry| entry.node.entries());
     let mut built = Vec::new();
     for section in sections {
-        let path = format!("reward.{}", section.key);
-        // These two belong to every kind, and the kind's own settings know nothing of them.
-        let (mut rest, mut kind, mut weight) = (root.clone(), section.key.clone(), 1.0);
-        for own in section.node.entries() {
-            let place = format!("{path}.{}", own.key);
-            match (own.key.as_str(), &own.node.value) {
-                ("kind", Value::String(text)) => kind.clone_from(text),
-                ("weight", Value::Float(number)) if number.is_finite() => weight = *number,
-                ("weight", Value::Integer(number)) => weight = *number as f64,
-                ("kind", other) => {
-                    blame(root, &place, &format!("expected a string, got {}", other.kind()), problems);
-                }
-                ("weight", other) => {
-                    blame(root, &place, &format!("expected a finite number, got {}", other.kind()), problems);
-                }
-                _ => continue,
-            }
-            rest.remove(&place);
-        }
-        let Some(entry) = entries.iter().find(|entry| entry.kind == kind) else {
+        let (name, path) = (&section.key, format!("reward.{}", section.key));
+        let mut rest = root.clone();
+        let common = Common::take(&mut rest, &path, name, problems);
+        let Some(entry) = entries.iter().find(|entry| entry.kind == common.kind) else {
             let kinds: Vec<&str> = entries.iter().map(|entry| entry.kind).collect();
-            problems.push(Some(section.origin.clone()), unknown("reward", &kind, " in [reward]", &kinds));
+            problems
+                .push(Some(section.origin.clone()), unknown("reward", &common.kind, " in [reward]", &kinds));
             continue;
         };
         if let Some((make, config)) = (entry.build)(&rest, &path, problems) {
-            let config = with_own(config, &kind, weight);
-            built.push(BuiltReward { name: section.key.clone(), weight, config, make });
+            let inputs = [(entry.inputs)(&config), common.files.clone()].concat();
+            built.push(BuiltReward {
+                name: name.clone(),
+                weight: common.weight,
+                config: common.write(config),
+                make,
+                limits_itself: entry.limits_itself,
+                inputs,
+            });
         }
     }
     built
-}
-
-fn with_own(mut config: toml::Value, kind: &str, weight: f64) -> toml::Value {
-    if let Some(table) = config.as_table_mut() {
-        table.insert("kind".into(), kind.into());
-        table.insert("weight".into(), weight.into());
-    }
-    config
 }
 
 /// A kind that needs nothing of the run.
@@ -130,16 +206,34 @@ pub(super) fn built_in() -> Vec<Entry> {
         simple("lexicon", |config: LexiconConfig| Ok(Lexicon::new(config))),
         simple("regex", RegexReward::new),
         simple("answer", Answer::new),
-        simple("json_schema", JsonSchema::new),
+        simple("json_schema", JsonSchema::new).reading(|config| path(config, "schema_file")),
         simple("format", Format::new),
         simple("length", Length::new),
         simple("task", TaskReward::new),
-        simple("process", ProcessReward::new),
-        simple("remote", RemoteReward::new),
+        simple("process", ProcessReward::new).limiting_itself().reading(of_program),
+        simple("remote", RemoteReward::new).limiting_itself(),
         Entry::new("model", |config: ModelSection| {
             Ok(move |context: &RewardContext| model(&config, context))
-        }),
+        })
+        .reading(|config| path(config, "path")),
     ]
+}
+
+/// The path at a key; none where it is not set.
+fn path(config: &toml::Value, key: &str) -> Vec<PathBuf> {
+    config.get(key).and_then(toml::Value::as_str).map(PathBuf::from).into_iter().collect()
+}
+
+/// What says how a program scores: itself, where its command is a path below where it runs, and the first argument that is a
+/// file. Programs of the system change with the system, and further files may be what it writes.
+fn of_program(config: &toml::Value) -> Vec<PathBuf> {
+    let directory = path(config, "directory").pop().unwrap_or_default();
+    let words = config.get("command").and_then(toml::Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut words = words.iter().filter_map(toml::Value::as_str);
+    let program = words.next().filter(|word| word.contains('/') && Path::new(word).is_relative());
+    let mut files = words.map(|word| directory.join(word)).filter(|path| path.is_file());
+    let script = files.next();
+    program.map(|word| directory.join(word)).filter(|path| path.is_file()).into_iter().chain(script).collect()
 }
 
 /// `[reward.NAME]` with `kind = "model"`: a reward model of our own.

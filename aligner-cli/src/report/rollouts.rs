@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::chart::to_thousandths;
 use super::escape;
 use crate::rundir::Drawn;
 
@@ -20,18 +21,21 @@ pub(super) fn table(rollouts: &[Drawn], page: &mut String) {
     let half = SHOWN / 2;
     let late = rollouts.len().saturating_sub(half).max(half.min(rollouts.len()));
     for one in rollouts.iter().take(half).chain(&rollouts[late..]) {
-        let parts: Vec<String> =
-            one.parts.iter().map(|(name, value)| format!("{} {value:.3}", escape(name))).collect();
+        let parts: Vec<String> = one
+            .parts
+            .iter()
+            .map(|(name, value)| format!("{} {}", escape(name), to_thousandths(f64::from(*value))))
+            .collect();
         let _ = writeln!(
             page,
-            "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td>\
+            "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"parts\">{}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}{}</td></tr>",
             one.step,
             escape(one.prompt.trim()),
             escape(one.text.trim()),
-            one.reward.map_or("-".into(), |reward| format!("{reward:.3}")),
+            one.reward.map_or("-".into(), |reward| to_thousandths(f64::from(reward))),
             parts.join("<br>"),
-            one.kl.map_or("-".into(), |kl| format!("{kl:.3}")),
+            one.kl.map_or("-".into(), to_thousandths),
             one.tokens,
             if one.ended { "" } else { " cut" },
         );

@@ -1,6 +1,6 @@
 const tip = document.getElementById("tip");
 const short = v => Math.abs(v) >= 1e-3 && Math.abs(v) < 1e6 || v === 0 ? String(+v.toPrecision(5)) : v.toExponential(3);
-for (const chart of document.querySelectorAll(".chart")) {
+for (const chart of document.querySelectorAll(".chart[data-series]")) {
   const series = JSON.parse(chart.dataset.series), svg = chart.querySelector("svg"), cursor = svg.querySelector(".cursor");
   const [x0, x1] = svg.dataset.x.split(",").map(Number), left = 58, right = 480 - 14;
   const steps = [...new Set(series.flatMap(s => s.points.map(p => p[0])))].sort((a, b) => a - b);

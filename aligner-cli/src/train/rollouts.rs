@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use aligner_algos::{Online, OnlineState};
+use aligner_algos::{Online, OnlineState, divergence};
 use aligner_core::model::ModelConfig;
 use aligner_core::weights::{SaveDtype, atomic_write};
 use aligner_core::{Error, Group, Metrics, Prompt, Result};
 
 use super::session::Session;
+use super::steps::Done;
+use super::warnings::Told;
 use crate::evaluate;
 use crate::rundir::{self, Drawn};
 use crate::wire;
@@ -20,6 +22,8 @@ pub(super) struct Rollouts {
     pub(super) held_out: Vec<Prompt>,
     /// What its critic's model is.
     pub(super) critic: Option<ModelConfig>,
+    /// What it has warned of.
+    pub(super) told: Told,
 }
 
 /// Beside the optimizer's state in a checkpoint.
@@ -28,16 +32,17 @@ const STATE: &str = "rollouts.json";
 const CRITIC: &str = "critic";
 
 impl Session {
-    /// One step; returns its loss and its tokens a second.
-    pub(super) fn rollout(&mut self) -> anyhow::Result<(f64, f64)> {
+    /// One step.
+    pub(super) fn rollout(&mut self) -> anyhow::Result<Done> {
         let started = Instant::now();
         let Self { run, learner, loader, rollouts, .. } = self;
-        let Some(Rollouts { online, .. }) = rollouts else { return Ok((f64::NAN, 0.0)) };
+        let Some(Rollouts { online, told, .. }) = rollouts else { return Ok(Done::default()) };
         let mut prompts = |count: usize| {
             Ok(loader.next(count)?.into_iter().filter_map(wire::prompt_of).collect::<Vec<Prompt>>())
         };
         let config = &run.config.run;
-        let iteration = online.step(run.algorithm.as_ref(), learner, config.batch_size, &mut prompts)?;
+        let algorithm = run.guarded(format!("step {}", online.steps() + 1));
+        let iteration = online.step(&algorithm, learner, config.batch_size, &mut prompts)?;
         let step = online.steps();
         if config.rollouts_every > 0 && (step == 1 || step.is_multiple_of(config.rollouts_every as u64)) {
             let shown = iteration.groups.iter().take(config.rollout_groups);
@@ -54,9 +59,10 @@ impl Session {
         values.insert("step_time".into(), seconds);
         values.insert("tokens_per_second".into(), tokens_per_second);
         values.insert("epoch".into(), self.loader.progress());
-        let reward = values.get("reward").copied().unwrap_or(f64::NAN);
+        let stop = told.observe(step, &mut values);
+        let value = values.get("reward").copied().unwrap_or(f64::NAN);
         self.write_record(step, values)?;
-        Ok((reward, tokens_per_second))
+        Ok(Done { value, tokens_per_second, stop })
     }
 
     /// What the held-out prompts' responses are worth, each with its standard error.
@@ -104,6 +110,7 @@ pub(crate) fn rewards_of(online: &mut Online, prompts: Vec<Prompt>) -> anyhow::R
 /// Of one prompt's responses.
 fn measures(group: &Group) -> Metrics {
     let mut metrics = Metrics::default();
+    divergence(std::slice::from_ref(group), &mut metrics);
     for sample in &group.samples {
         if let Some(reward) = sample.reward {
             metrics.add("reward", f64::from(reward), 1.0);

@@ -10,9 +10,11 @@ use aligner_core::{Device, Error, Group, Needs, Prompt};
 use aligner_data::{Loader, LoaderState, now_secs};
 
 use super::rollouts::{self, Rollouts};
+use super::warnings::Told;
 use super::{Ending, Outcome, length, newest, summary};
 use crate::interrupt::Interrupt;
 use crate::progress::{Count, say};
+use crate::registry::BuiltReward;
 use crate::rundir::{
     self, EventWriter, Existing, Identity, Manifest, MetricsLog, Record, RunDir, TrainState,
 };
@@ -52,11 +54,16 @@ impl Session {
         let model = LoadedModel::of_run_begun(&run, begun_secs)?;
         let data = Data::open(&run, &model)?;
         let total = length::total_steps(&run, data.train_rows())?;
-        let manifest = Manifest::new(begun_secs, wire::fingerprints(&run.config)?);
+        let manifest = Manifest::new(begun_secs, wire::fingerprints(&run)?);
         let identity = Identity { resolved: run.resolved.clone(), manifest };
         let dir = RunDir::open(&run.config.run.dir, &identity, existing)?;
-        for (key, path) in run.config.inputs() {
-            if dir.writes_over(path) {
+        let of_reward = |reward: &BuiltReward| {
+            let key = format!("reward.{}", reward.name);
+            reward.inputs.iter().map(|path| (key.clone(), path.clone())).collect::<Vec<_>>()
+        };
+        let inputs = run.config.inputs().map(|(key, path)| (key.to_string(), path.to_path_buf()));
+        for (key, path) in inputs.chain(run.rewards.iter().flat_map(of_reward)) {
+            if dir.writes_over(&path) {
                 let message = "lies where this run writes its own files; copy it elsewhere first";
                 return Err(run.blame(Error::setting(key, message)));
             }
@@ -82,6 +89,7 @@ impl Session {
         dir.begin(&identity)?;
         let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
         let trainer = from.as_deref().map(rundir::Checkpoints::learner);
+        let step = state.as_ref().map_or(0, |state| state.step);
         let mut rollouts = None;
         if run.online {
             let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
@@ -94,8 +102,9 @@ impl Session {
                 critic: critic.as_deref(),
                 scores: Some(&scores),
             };
+            let told = Told::as_logged(&run, &dir, step)?;
             let (online, critic) = wire::online(&mut run, &model, &policy, beside)?;
-            rollouts = Some(Rollouts { online, held_out: prompts, critic });
+            rollouts = Some(Rollouts { online, held_out: prompts, critic, told });
         }
         let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));
         let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), updates, wire::alone())?;
@@ -118,7 +127,6 @@ impl Session {
         say(&data.account());
         let scores = run.algorithm.needs().contains(Needs::SCORES);
         let prompts = if scores { Vec::new() } else { data.prompts(run.config.run.sample_prompts)? };
-        let step = state.as_ref().map_or(0, |state| state.step);
         let resumed = if step > 0 { step + 1 } else { 0 };
         if step == 0 {
             dir.remove_events()?;
@@ -186,7 +194,8 @@ impl Session {
             bos: self.model.tokenizer.bos(),
         };
         let checking = Count::start("checking before step 1", 0);
-        let report = preflight(self.learner.policy(), self.run.algorithm.as_ref(), input, &config.preflight)?;
+        let algorithm = self.run.guarded("the checks before step 1");
+        let report = preflight(self.learner.policy(), &algorithm, input, &config.preflight)?;
         drop(checking);
         say(&format!("preflight in {:.1}s: {report}", started.elapsed().as_secs_f64()));
         Ok(())
@@ -202,9 +211,9 @@ impl Session {
         let values = if let Some(values) = self.held_out_rewards()? {
             values
         } else {
-            let (learner, algorithm) = (&self.learner, self.run.algorithm.as_ref());
+            let algorithm = self.run.guarded(format!("the measurement after step {step}"));
             evaluate::held_out(&self.held_out, |group| {
-                learner.evaluate(algorithm, std::slice::from_ref(group))
+                self.learner.evaluate(&algorithm, std::slice::from_ref(group))
             })?
         };
         self.eval_loss = self.judged(&values).map(|loss| (step, loss));
@@ -261,7 +270,8 @@ impl Session {
         if let Some(Rollouts { online, .. }) = &mut self.rollouts {
             online.saved()?;
         }
-        Ok(checkpoints.prune(self.run.config.run.keep_last)?)
+        checkpoints.prune(self.run.config.run.keep_last)?;
+        self.report()
     }
 
     fn save_model(&self, dir: &std::path::Path, dtype: SaveDtype) -> aligner_core::Result<()> {
@@ -275,21 +285,30 @@ impl Session {
         self.answer()?;
         let dtype = self.run.config.run.save_dtype;
         rundir::write_directory(&self.dir.model(), |dir| self.save_model(dir, dtype))?;
+        self.report()
+    }
+
+    /// Writes the page that shows the run, as far as it is.
+    fn report(&self) -> anyhow::Result<()> {
         let title = self.run.config.run.dir.display().to_string();
+        let (done, total) = (self.steps_done(), self.total);
+        let steps = if done < total { format!("{done} of {total} steps") } else { format!("{total} steps") };
         let subtitle = format!(
-            "{} on {}, {} steps of {} groups, from {}",
+            "{} on {}, {steps} of {} groups, from {}",
             self.run.name,
             self.run.config.data.train.name(),
-            self.total,
             self.run.config.run.batch_size,
             self.run.config.model.path.display(),
         );
+        let rollouts = self.rollouts.as_ref();
         let report = Report {
             title: &title,
             subtitle: &subtitle,
             records: &rundir::read_metrics(&self.dir.metrics())?,
             answers: &rundir::read_answers(&self.dir.samples())?,
             rollouts: &rundir::read_rollouts(&self.dir.rollouts())?,
+            warnings: rollouts.map_or(&[], |rollouts| &rollouts.told.all),
+            judges: rollouts.map_or(&[], |rollouts| &rollouts.told.judges),
             config: &toml::to_string_pretty(&self.run.resolved)?,
         };
         let html = report.html();

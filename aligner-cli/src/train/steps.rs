@@ -8,16 +8,25 @@ use super::session::Session;
 use crate::interrupt::Interrupt;
 use crate::progress::Steps;
 
+/// What a step gave.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Done {
+    /// Its loss or its reward.
+    pub(super) value: f64,
+    pub(super) tokens_per_second: f64,
+    /// Why the run is to end with it.
+    pub(super) stop: Option<String>,
+}
+
 impl Session {
     /// Steps from where the learner stands to the last, with evaluations and checkpoints on the way.
     pub(super) fn steps(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ending> {
         let what = if self.rollouts.is_some() { "reward" } else { "loss" };
         let mut progress = Steps::start(what, self.steps_done(), self.total);
         while self.steps_done() < self.total {
-            let (value, tokens_per_second) =
-                if self.rollouts.is_some() { self.rollout()? } else { self.step()? };
+            let done = if self.rollouts.is_some() { self.rollout()? } else { self.step()? };
             let step = self.steps_done();
-            progress.done(step, value, tokens_per_second);
+            progress.done(step, done.value, done.tokens_per_second);
             let last = step == self.total;
             let config = &self.run.config.run;
             let save = due(step, config.save_every);
@@ -28,8 +37,11 @@ impl Session {
             }
             // Read once: a signal between two readings would stop a run that has saved nothing.
             let asked = interrupt.asked();
-            if save || last || asked {
+            if save || last || asked || done.stop.is_some() {
                 self.save()?;
+            }
+            if let Some(why) = done.stop {
+                anyhow::bail!(why);
             }
             if asked && !last {
                 return Ok(Ending::Interrupted(step));
@@ -38,14 +50,15 @@ impl Session {
         Ok(Ending::Finished)
     }
 
-    /// One step; returns its loss and its tokens a second.
-    fn step(&mut self) -> anyhow::Result<(f64, f64)> {
+    /// One step on rows.
+    fn step(&mut self) -> anyhow::Result<Done> {
         let started = Instant::now();
         let mut groups = self.loader.next(self.run.config.run.batch_size)?;
         if let Some(reference) = &mut self.reference {
             reference.fill(&mut groups)?;
         }
-        let metrics = self.learner.step(self.run.algorithm.as_ref(), groups)?;
+        let algorithm = self.run.guarded(format!("step {}", self.learner.steps() + 1));
+        let metrics = self.learner.step(&algorithm, groups)?;
         let mut values: BTreeMap<String, f64> =
             metrics.iter().map(|(name, value)| (name.to_string(), value)).collect();
         let tokens = values.get("num_tokens").map_or(0, |tokens| *tokens as u64);
@@ -55,9 +68,9 @@ impl Session {
         values.insert("step_time".into(), seconds);
         values.insert("tokens_per_second".into(), tokens_per_second);
         values.insert("epoch".into(), self.loader.progress());
-        let loss = values.get("loss").copied().unwrap_or(f64::NAN);
+        let value = values.get("loss").copied().unwrap_or(f64::NAN);
         self.write_record(self.learner.steps(), values)?;
-        Ok((loss, tokens_per_second))
+        Ok(Done { value, tokens_per_second, stop: None })
     }
 }
 

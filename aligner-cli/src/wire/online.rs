@@ -115,6 +115,9 @@ fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Resul
             Err(error) => error,
         })?;
         parts = parts.with(built.name, built.weight, reward)?;
+        if let Some(watchdog) = run.watchdog.as_ref().filter(|_| !built.limits_itself) {
+            parts = parts.watched(watchdog);
+        }
     }
     Ok(parts)
 }
