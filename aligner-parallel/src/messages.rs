@@ -44,7 +44,8 @@ pub trait Network: Send + 'static {
 /// A rank that sends messages over a network of its own, as [`ThreadComm`](crate::ThreadComm)'s ranks
 /// look at common memory. Collectives, sums and errors are the same, to the bit.
 ///
-/// A rank that waits looks for messages, and yields. What a rank sends may wait until it calls again.
+/// An exchange is a message from each rank to each other one. A rank that waits looks for messages, and
+/// yields. What a rank sends may wait until it calls again.
 /// When the last communicator of a rank is dropped, the rank takes leave, and waits until all others
 /// have. After a failure it stays for two seconds at most, so that all can tell of it.
 pub type MessageComm<N> = Ranks<Messenger<N>>;
