@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
-use aligner_core::shard::Whole;
 use aligner_core::weights::{Checkpoint, SaveDtype};
 use aligner_core::{Batch, Error, Group, Needs, Policy as _, Result, Sample, Segment};
 use anyhow::ensure;
@@ -105,7 +104,7 @@ fn outputs(model: &CausalLm, tokens: &[u32]) -> Result<Vec<f32>> {
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let segment = Segment { start: 0, len: tokens.len(), position: 0, parent: None };
     let layout = model.layout(&positions, &[segment])?;
-    Ok(to_vec(&model.logits(model.hidden(tokens, &layout, &Whole)?)?))
+    Ok(to_vec(&model.logits(model.hidden(tokens, &layout)?)?))
 }
 
 /// How far two sets of outputs are from each other.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
+use crate::ops::host::to_vec;
 use crate::{Error, Result};
 
 /// How a reduction combines elements.
@@ -93,6 +94,13 @@ pub trait Communicator: Send + Sync {
     /// Every rank's values, as many as each has, in the order of ranks.
     fn all_gather_uneven(&self, values: Tensor<1>, phase: Phase) -> Result<Vec<Tensor<1>>> {
         self.all_to_all(vec![values; self.size()], phase)
+    }
+    /// Every rank's bytes, as many as each has, in the order of ranks.
+    fn all_gather_bytes(&self, bytes: &[u8], phase: Phase) -> Result<Vec<Vec<u8>>> {
+        // A byte is a number that every type of element holds exactly.
+        let numbers: Vec<f32> = bytes.iter().copied().map(f32::from).collect();
+        let all = self.all_gather_uneven(Tensor::from_floats(numbers.as_slice(), &Device::flex()), phase)?;
+        Ok(all.iter().map(|part| to_vec(part).into_iter().map(|number| number as u8).collect()).collect())
     }
     /// Waits until every rank has come.
     fn barrier(&self, phase: Phase) -> Result<()> {

@@ -10,6 +10,7 @@ pub mod cube;
 mod dora;
 mod dropout;
 mod embedding;
+mod external;
 mod gemm;
 pub mod host;
 pub(crate) mod kernel;
@@ -25,12 +26,13 @@ mod swiglu;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use attention::{AttentionShape, attention};
+pub use attention::{Attended, AttentionPart, AttentionShape, Plan, Run, attention, trees};
 pub use dora::AdaptedRows;
 pub use dropout::Dropout;
 pub use embedding::embedding;
+pub use external::{Backward, Pullback, elements, external, without_graph};
 pub use linear::{Residual, linear};
-pub use linear_cross_entropy::{TargetScores, linear_cross_entropy};
+pub use linear_cross_entropy::{TargetScores, Vocabulary, linear_cross_entropy, linear_cross_entropy_part};
 pub use lora::{LowRank, lora_linear};
 pub use rms_norm::rms_norm;
 pub use rotary::{RotaryTable, rotary};

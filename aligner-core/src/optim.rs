@@ -19,8 +19,10 @@
 mod adamw;
 mod kernel;
 mod norm;
+mod optimizer;
 mod schedule;
 
 pub use adamw::{AdamW, AdamWConfig};
 pub use norm::{Norm, clip_coefficient, first_not_finite, global_norm};
+pub use optimizer::{Optimizer, OptimizerState};
 pub use schedule::{LearningRate, Schedule, ScheduleOptions};

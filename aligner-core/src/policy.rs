@@ -47,6 +47,15 @@ pub trait Policy {
     /// The parameters, for an optimizer.
     fn params_mut(&mut self) -> &mut ParamSet;
 
+    /// The parameters of the whole model: what an engine generates with and a checkpoint holds. Ranks that
+    /// have parts of one model call it together.
+    ///
+    /// # Errors
+    /// A failed collective.
+    fn whole(&self) -> Result<ParamSet> {
+        Ok(self.params().clone())
+    }
+
     /// The same model on other parameter handles: a frozen reference, an autodiff copy.
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy>;
 

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
-use aligner_core::shard::Whole;
 use aligner_core::weights::{Checkpoint, read_tensors};
 use aligner_core::{Batch, Device, Group, Needs, Policy, Sample, Segment};
 use serde_json::Value;
@@ -58,7 +57,7 @@ fn logits(model: &CausalLm, tokens: &[u32]) -> Vec<f32> {
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let segment = Segment { start: 0, len: tokens.len(), position: 0, parent: None };
     let layout = model.layout(&positions, &[segment]).unwrap();
-    to_vec(&model.logits(model.hidden(tokens, &layout, &Whole).unwrap()).unwrap())
+    to_vec(&model.logits(model.hidden(tokens, &layout).unwrap()).unwrap())
 }
 
 fn assert_close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use aligner_core::model::{CausalLm, LoraConfig, Targets};
 use aligner_core::ops::host::to_vec;
-use aligner_core::shard::Whole;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter};
 use aligner_core::{Batch, Device, Forward, Group, LossOutput, Needs, Policy, Sample, Segment};
 use safetensors::{Dtype, SafeTensors};
@@ -85,7 +84,7 @@ fn logits(model: &CausalLm, tokens: &[u32]) -> Vec<f32> {
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let segment = Segment { start: 0, len: tokens.len(), position: 0, parent: None };
     let layout = model.layout(&positions, &[segment]).unwrap();
-    to_vec(&model.logits(model.hidden(tokens, &layout, &Whole).unwrap()).unwrap())
+    to_vec(&model.logits(model.hidden(tokens, &layout).unwrap()).unwrap())
 }
 
 fn all_logits(model: &CausalLm, case: &Case) -> Vec<f32> {

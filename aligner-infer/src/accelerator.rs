@@ -55,7 +55,7 @@ impl DeviceWeights {
             let message = format!("{kind:?} copies are for the CPU; on an accelerator, bf16 or none");
             return Err(Error::setting("packed", message));
         }
-        let embedding = model.body().embedding_id();
+        let embedding = model.body().embedding_id()?;
         let (mut values, mut matrices) = (Vec::new(), Vec::new());
         for (at, param) in model.params().iter().enumerate() {
             // Rows of the embedding are read in f32.
@@ -215,12 +215,12 @@ pub(crate) fn forward(
         wanted: device.upload(&wanted),
         behind: false,
     };
-    let table = own.vector(body.embedding_id())?;
+    let table = own.vector(body.embedding_id()?)?;
     let mut x = gather_rows(device, table, config.hidden_size, &device.upload(&batch.tokens))?;
-    for index in 0..body.layers() {
+    for index in body.layers() {
         x = body.layer(&mut pass, index, x)?;
     }
-    let normed = pass.norm(&x, body.norm_id(), config.rms_norm_eps)?;
+    let normed = pass.norm(&x, body.norm_id()?, config.rms_norm_eps)?;
     let head = Linear { weight: weights.head_id(), bias: None, lora: None };
     let [values] = pass.products(&normed, [head], None)?;
     Ok(DeviceLogits { device: device.clone(), values })

@@ -153,10 +153,10 @@ pub(crate) fn forward<'a>(
     debug_assert_eq!(buffers.cos.len(), batch.tokens.len() * half, "two angles a pair of columns");
     let mut pass = Pass { weights, store, batch, buffers, kept: None };
     let mut x = pass.embed()?;
-    for index in 0..body.layers() {
+    for index in body.layers() {
         x = body.layer(&mut pass, index, x)?;
     }
-    let normed = pass.norm(&x, body.norm_id(), config.rms_norm_eps)?;
+    let normed = pass.norm(&x, body.norm_id()?, config.rms_norm_eps)?;
     pass.recycle(x);
     let head = weights.head();
     let (rows, vocab) = (batch.wanted.len(), head.shape()[0]);
@@ -207,7 +207,7 @@ impl Pass<'_> {
     }
 
     fn embed(&mut self) -> Result<Rows> {
-        let table = self.weights.vector(self.weights.model.body().embedding_id());
+        let table = self.weights.vector(self.weights.model.body().embedding_id()?);
         let hidden = self.weights.model.config().hidden_size;
         let mut x = self.rows(self.batch.tokens.len(), hidden);
         for (x, &token) in x.values_mut().chunks_exact_mut(hidden).zip(&self.batch.tokens) {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::host::to_vec;
-use aligner_core::shard::Whole;
 use aligner_core::weights::{Checkpoint, checksum};
 use aligner_core::{
     Batch, Device, Engine, Event, Group, Needs, Policy, Prompt, Request, Sample, Sampling, Segment,
@@ -46,7 +45,7 @@ fn full_greedy(model: &CausalLm, prompt: &[u32], count: usize) -> Vec<u32> {
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
         let segment = Segment { start: 0, len: tokens.len(), position: 0, parent: None };
         let layout = model.layout(&positions, &[segment]).unwrap();
-        let hidden = model.hidden(&tokens, &layout, &Whole).unwrap();
+        let hidden = model.hidden(&tokens, &layout).unwrap();
         let last = to_vec(&model.logits(hidden.narrow(0, tokens.len() - 1, 1)).unwrap());
         tokens.push((0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap() as u32);
     }

@@ -19,23 +19,36 @@ mod board;
 mod board_tests;
 mod call;
 mod collectives;
+mod context;
+mod cut;
+mod differentiable;
 mod failure;
+mod flat;
 mod form;
 mod mesh;
 mod messages;
+mod optimizer;
 mod part;
+mod pieces;
+mod policy;
 #[cfg(feature = "mpi")]
 mod process;
 mod recorder;
 mod reduce;
+mod schedule;
 mod solo;
+mod tensor;
 mod thread;
 mod transport;
 
 pub use collectives::Ranks;
 pub use mesh::{Axis, Mesh, MeshComms};
 pub use messages::{MessageComm, Network};
+pub use optimizer::MeshAdamW;
+pub use pieces::Pieces;
+pub use policy::{Cut, ParallelLm};
 #[cfg(feature = "mpi")]
 pub use process::MpiComm;
+pub use schedule::{PipelineSchedule, Task};
 pub use solo::Solo;
 pub use thread::ThreadComm;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use rayon::prelude::*;
 
+use super::heads::HeadRows;
 use super::llama::{Layout, Llama};
 use super::lora::rows;
-use super::{Adapter, ModelConfig, layerwise};
+use super::{Adapter, ModelConfig, Stage, layerwise};
 use crate::algorithm::LANGUAGE_HEAD;
-use crate::ops::{Dropout, embedding, linear, linear_cross_entropy};
+use crate::ops::{Dropout, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
 use crate::weights::Checkpoint;
@@ -30,7 +31,9 @@ pub struct CausalLm {
     config: Arc<ModelConfig>,
     body: Arc<Llama>,
     params: ParamSet,
-    head: Head,
+    head: Option<Head>,
+    stage: Stage,
+    shard: Arc<dyn Shard>,
     device: Device,
     gradient_checkpointing: bool,
     /// What divides the logits; none where nothing does, so that nothing is rounded.
@@ -48,10 +51,26 @@ struct DropoutKey {
     training: bool,
 }
 
+/// The head of a last stage.
 #[derive(Debug, Clone, Copy)]
-enum Head {
+pub(super) enum Head {
     Language(ParamId),
     Score(ParamId),
+}
+
+/// What a pass over a batch works on: the rows that this rank computes.
+#[derive(Debug)]
+pub struct Work {
+    pub(super) tokens: Vec<u32>,
+    pub(super) layout: Layout,
+    pub(super) rows: HeadRows,
+}
+
+impl Work {
+    /// How many rows this rank computes.
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
 }
 
 impl CausalLm {
@@ -120,21 +139,35 @@ impl CausalLm {
     /// # Errors
     /// Parameters that the configuration asks for and the set lacks.
     pub fn new(config: ModelConfig, params: ParamSet, device: &Device) -> Result<Self> {
-        let body = Llama::new(&config, &params)?;
+        let stage = Stage::whole(&config);
+        Self::part(config, params, device, stage)
+    }
+
+    /// A stage of a model around its parameters; the set may have those of other stages too.
+    ///
+    /// # Errors
+    /// As [`CausalLm::new`].
+    pub fn part(config: ModelConfig, params: ParamSet, device: &Device, stage: Stage) -> Result<Self> {
+        let body = Llama::new(&config, &params, &stage)?;
         let find =
             |name: &str| params.id(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")));
-        let head = if config.num_labels.is_some() {
-            Head::Score(find(SCORE)?)
-        } else if config.tie_embeddings {
-            Head::Language(body.embedding_id())
-        } else {
-            Head::Language(find(HEAD)?)
+        let head = || {
+            Ok::<_, Error>(if config.num_labels.is_some() {
+                Head::Score(find(SCORE)?)
+            } else if config.tie_embeddings {
+                Head::Language(body.embedding_id()?)
+            } else {
+                Head::Language(find(HEAD)?)
+            })
         };
+        let head = stage.last.then(head).transpose()?;
         Ok(Self {
             config: Arc::new(config),
             body: Arc::new(body),
             params,
             head,
+            stage,
+            shard: Arc::new(Whole),
             device: device.clone(),
             gradient_checkpointing: false,
             temperature: None,
@@ -145,9 +178,7 @@ impl CausalLm {
     /// The same model with another adapter, or none, around these parameters.
     pub(super) fn rebuilt(&self, adapter: Option<Arc<Adapter>>, params: ParamSet) -> Result<Self> {
         let config = ModelConfig { adapter, ..(*self.config).clone() };
-        let model = Self::new(config, params, &self.device)?;
-        let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
-        Ok(Self { gradient_checkpointing, temperature, dropout, ..model })
+        self.reshaped(config, params, self.stage.clone())
     }
 
     /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
@@ -169,6 +200,22 @@ impl CausalLm {
         let model = Self::new(config, params, &self.device)?;
         let Self { gradient_checkpointing, temperature, .. } = self;
         Ok(Self { gradient_checkpointing, temperature, ..model })
+    }
+
+    /// The same model where `shard` has this rank's part of it meet the other ranks.
+    #[must_use]
+    pub fn with_shard(self, shard: Arc<dyn Shard>) -> Self {
+        Self { shard, ..self }
+    }
+
+    /// What joins this rank's part to the other ranks.
+    pub(super) fn shard(&self) -> &dyn Shard {
+        self.shard.as_ref()
+    }
+
+    /// The part of the model's depth that this is.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
     }
 
     /// The configuration.
@@ -228,8 +275,65 @@ impl CausalLm {
     ///
     /// # Errors
     /// Token ids past the vocabulary, positions past the model's context.
-    pub fn hidden(&self, tokens: &[u32], layout: &Layout, shard: &dyn Shard) -> Result<Tensor<2>> {
-        self.body.hidden(&self.params, tokens, layout, shard)
+    pub fn hidden(&self, tokens: &[u32], layout: &Layout) -> Result<Tensor<2>> {
+        let x = self.body.embed(&self.params, tokens, self.shard())?;
+        self.body.norm(&self.params, self.body.run(&self.params, x, layout, self.shard())?)
+    }
+
+    /// What a pass over `batch` works on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where a position is past the model's context.
+    pub fn work(&self, batch: &Batch) -> Result<Work> {
+        let mut layout = self.layout(&batch.positions, &batch.segments)?;
+        layout.dropout = self.batch_dropout(batch)?;
+        let Some(own) = self.shard.rows(&layout.segments)? else {
+            return Ok(Work { tokens: batch.tokens.clone(), layout, rows: HeadRows::new(batch, None) });
+        };
+        let pick = |of: &[u32]| own.iter().map(|&row| of[row as usize]).collect::<Vec<u32>>();
+        let mut layout = Layout {
+            dropout: layout.dropout.map(|dropout| dropout.select(&own)),
+            ..self.body.layout(&pick(&batch.positions), layout.segments)
+        };
+        layout.kept = None;
+        Ok(Work { tokens: pick(&batch.tokens), layout, rows: HeadRows::new(batch, Some(&own)) })
+    }
+
+    /// This stage's pass: of the first one from the tokens, else from `x`, the residual stream
+    /// `[rows, hidden]` that the stage before it gave; of the last one to the final hidden states.
+    ///
+    /// # Errors
+    /// Token ids past the vocabulary, a failed collective.
+    pub fn through(&self, work: &Work, x: Option<Tensor<2>>) -> Result<Tensor<2>> {
+        let x = match x {
+            Some(x) => x,
+            None => self.body.embed(&self.params, &work.tokens, self.shard())?,
+        };
+        let x = self.body.run(&self.params, x, &work.layout, self.shard())?;
+        if self.stage.last { self.body.norm(&self.params, x) } else { Ok(x) }
+    }
+
+    /// A part of this model with a shape and parameters of its own; settings of training stay.
+    ///
+    /// # Errors
+    /// Parameters that the shape asks for and the set lacks.
+    pub fn reshaped(&self, config: ModelConfig, params: ParamSet, stage: Stage) -> Result<Self> {
+        let part = Self::part(config, params, &self.device, stage)?;
+        let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
+        Ok(Self { gradient_checkpointing, temperature, dropout, shard: self.shard.clone(), ..part })
+    }
+
+    /// The same model on other parameters of the same names.
+    #[must_use]
+    pub fn on(&self, params: ParamSet) -> Self {
+        Self { params, ..self.clone() }
+    }
+
+    /// The same model for a pass of training: dropout drops, as in the last
+    /// [`begin_step`](Policy::begin_step).
+    #[must_use]
+    pub fn in_training(&self) -> Self {
+        Self { dropout: DropoutKey { training: true, ..self.dropout }, ..self.clone() }
     }
 
     /// The layout of a packed batch.
@@ -256,93 +360,32 @@ impl CausalLm {
     /// # Errors
     /// [`Error::Head`] where the model has a scalar head instead.
     pub fn language_head(&self) -> Result<ParamId> {
-        match self.head {
+        match self.head()? {
             Head::Language(id) => Ok(id),
             Head::Score(_) => Err(Error::Head { field: "logits", head: LANGUAGE_HEAD }),
         }
     }
 
-    pub(super) fn tracked(&self) -> Self {
+    pub(super) fn head(&self) -> Result<Head> {
+        self.head.ok_or_else(|| Error::Invalid("this stage of the model has no head".into()))
+    }
+
+    pub(super) fn params_matrix(&self, id: ParamId) -> Tensor<2> {
+        self.params.matrix(id)
+    }
+
+    /// Hidden states whose logits are divided by the temperature: they are linear in it.
+    pub(super) fn tempered(&self, hidden: Tensor<2>) -> Tensor<2> {
+        match self.temperature {
+            Some(temperature) => hidden / temperature,
+            None => hidden,
+        }
+    }
+
+    /// The same model with its parameters as autodiff leaves.
+    #[must_use]
+    pub fn tracked(&self) -> Self {
         Self { params: self.params.tracked(), ..self.clone() }
-    }
-
-    /// The heads on the final hidden states `[rows, hidden]` that `rows` refers to.
-    pub(super) fn heads(
-        &self,
-        hidden: Tensor<2>,
-        rows: &HeadRows,
-        batch: &Batch,
-        needs: Needs,
-    ) -> Result<Forward> {
-        let mut out = Forward::default();
-        match self.head {
-            Head::Language(id) => {
-                if needs.contains(Needs::SCORES) {
-                    return Err(Error::Head { field: "scores", head: "scalar head" });
-                }
-                // Logits are linear in it.
-                let hidden = match self.temperature {
-                    Some(temperature) => hidden / temperature,
-                    None => hidden,
-                };
-                let scores =
-                    linear_cross_entropy(hidden, self.params.matrix(id), &rows.targets, &batch.targets)?;
-                out.logps = Some(scores.logps);
-                out.entropy = Some(scores.entropy);
-                out.correct = Some(scores.correct);
-            }
-            Head::Score(id) => {
-                if !needs.contains(Needs::SCORES) && !needs.contains(Needs::VALUES) {
-                    return Err(Error::Head { field: "logps", head: LANGUAGE_HEAD });
-                }
-                if needs.contains(Needs::SCORES) {
-                    let at_ends = embedding(hidden.clone(), &rows.ends)?;
-                    out.scores = Some(linear(at_ends, self.params.matrix(id), None, None)?);
-                }
-                if needs.contains(Needs::VALUES) {
-                    let at_targets = embedding(hidden, &rows.targets)?;
-                    let values = linear(at_targets, self.params.matrix(id), None, None)?;
-                    out.values = Some(values.narrow(1, 0, 1).reshape([rows.targets.len()]));
-                }
-            }
-        }
-        Ok(out)
-    }
-}
-
-/// The rows of the hidden states that the heads read.
-pub(super) struct HeadRows {
-    /// The row that predicts each target.
-    targets: Vec<u32>,
-    /// Each sequence's last row.
-    ends: Vec<u32>,
-}
-
-impl HeadRows {
-    pub(super) fn of(batch: &Batch) -> Self {
-        let ends = batch.sequences.iter().map(|sequence| sequence.last_row as u32).collect();
-        Self { targets: batch.rows.clone(), ends }
-    }
-
-    /// The rows of a batch of `tokens` that the head reads, ascending, and changes the references to
-    /// places among them. None where that is all rows, or none.
-    fn keep(&mut self, head: Head, needs: Needs, tokens: usize) -> Option<Arc<[u32]>> {
-        let mut read = vec![false; tokens];
-        let language = matches!(head, Head::Language(_));
-        let of_targets = self.targets.iter().filter(|_| language || needs.contains(Needs::VALUES));
-        let of_ends = self.ends.iter().filter(|_| needs.contains(Needs::SCORES));
-        of_targets.chain(of_ends).for_each(|&row| read[row as usize] = true);
-        let kept: Arc<[u32]> = (0..tokens as u32).filter(|&row| read[row as usize]).collect();
-        if kept.is_empty() || kept.len() == tokens {
-            return None;
-        }
-        // Rows that are not read have no place: nothing looks them up.
-        let mut places = vec![0; tokens];
-        kept.iter().zip(0..).for_each(|(&row, place)| places[row as usize] = place);
-        for row in self.targets.iter_mut().chain(&mut self.ends) {
-            *row = places[*row as usize];
-        }
-        Some(kept)
     }
 }
 
@@ -358,12 +401,11 @@ fn initial(shape: &[usize], key: &[u64]) -> Vec<f32> {
 
 impl Policy for CausalLm {
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
-        let mut layout = self.layout(&batch.positions, &batch.segments)?;
-        let mut rows = HeadRows::of(batch);
-        layout.kept = rows.keep(self.head, needs, batch.tokens.len());
-        layout.dropout = self.batch_dropout(batch)?;
-        let hidden = self.hidden(&batch.tokens, &layout, &Whole)?;
-        self.heads(hidden, &rows, batch, needs)
+        let mut work = self.work(batch)?;
+        if !self.shard.splits_stream() {
+            work.layout.kept = work.rows.keep(self.head()?, needs, work.tokens.len());
+        }
+        self.read(self.through(&work, None)?, &work, batch, needs)
     }
 
     fn params(&self) -> &ParamSet {
@@ -383,7 +425,7 @@ impl Policy for CausalLm {
     }
 
     fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
-        let training = Self { dropout: DropoutKey { training: true, ..self.dropout }, ..self.clone() };
+        let training = self.in_training();
         if self.gradient_checkpointing {
             layerwise::accumulate(&training, micro, needs, loss)
         } else {

@@ -236,11 +236,11 @@ impl ModelConfig {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A valid configuration of 8 hidden units.
-    pub(super) fn tiny() -> ModelConfig {
+    pub(in crate::model) fn tiny() -> ModelConfig {
         ModelConfig {
             model_type: "llama".into(),
             vocab_size: 16,

@@ -86,9 +86,18 @@ impl<'a> Tensors<'a> {
         Self { params, layout, shard, last_layer: layers.saturating_sub(1), behind: false, dropout }
     }
 
-    fn linear(&self, x: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>) -> Result<Tensor<2>> {
+    fn bias(&self, layer: Linear) -> Option<Tensor<1>> {
+        layer.bias.map(|bias| self.params.vector(bias))
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor<2>,
+        layer: Linear,
+        residual: Option<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+    ) -> Result<Tensor<2>> {
         let (x, weight) = (x.clone(), self.params.matrix(layer.weight));
-        let bias = layer.bias.map(|bias| self.params.vector(bias));
         let Some(lora) = layer.lora else { return linear(x, weight, bias, residual) };
         let dropout = self.dropout.as_ref().map(|dropout| dropout.for_module(lora.module));
         let (a, b) = (self.params.matrix(lora.a), self.params.matrix(lora.b));
@@ -121,13 +130,13 @@ impl Exec for Tensors<'_> {
     type Rows = Tensor<2>;
 
     fn norm(&mut self, x: &Tensor<2>, weight: ParamId, epsilon: f32) -> Result<Tensor<2>> {
-        self.shard.enter(rms_norm(x.clone(), self.params.vector(weight), epsilon)?)
+        self.shard.enter(rms_norm(x.clone(), self.params.vector(weight), epsilon)?, self.layout.rows)
     }
 
     fn linears<const N: usize>(&mut self, x: Tensor<2>, layers: [Linear; N]) -> Result<[Tensor<2>; N]> {
         let mut out = Vec::with_capacity(N);
         for layer in layers {
-            out.push(self.linear(&x, layer, None)?);
+            out.push(self.linear(&x, layer, None, self.bias(layer))?);
         }
         Ok(out.try_into().expect("one output for each layer"))
     }
@@ -137,7 +146,7 @@ impl Exec for Tensors<'_> {
     }
 
     fn attend(&mut self, layer: usize, qkv: [Tensor<2>; 3], shape: AttentionShape) -> Result<Tensor<2>> {
-        let attended = self.shard.attend(layer, qkv, &self.layout.segments, shape)?;
+        let attended = self.shard.attend(qkv, &self.layout.segments, shape)?;
         match &self.layout.kept {
             Some(kept) if layer == self.last_layer => {
                 self.behind = true;
@@ -156,6 +165,6 @@ impl Exec for Tensors<'_> {
         if let Some(kept) = self.layout.kept.as_ref().filter(|_| std::mem::take(&mut self.behind)) {
             residual = embedding(residual, kept)?;
         }
-        self.shard.exit(residual, &|residual| self.linear(&x, layer, residual))
+        self.shard.exit(residual, self.bias(layer), &|residual, bias| self.linear(&x, layer, residual, bias))
     }
 }

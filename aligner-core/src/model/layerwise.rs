@@ -4,11 +4,9 @@
 use burn::tensor::Tensor;
 
 use super::CausalLm;
-use super::causal_lm::HeadRows;
 use super::exec::Tensors;
 use super::llama::Layout;
 use crate::policy::finite_sum;
-use crate::shard::Whole;
 use crate::{Batch, Gradients, LossFn, Needs, ParamSet, Policy, Result};
 
 /// As `Policy::accumulate`, at the memory of one layer's activations.
@@ -20,32 +18,31 @@ pub(super) fn accumulate(
 ) -> Result<Gradients> {
     let mut all = Gradients::default();
     for batch in micro {
-        let mut layout = model.layout(&batch.positions, &batch.segments)?;
-        layout.dropout = model.batch_dropout(batch)?;
-        let body = model.body();
+        let work = model.work(batch)?;
+        let (body, layout) = (model.body(), &work.layout);
         // x[i] is the input of layer i, without a graph.
-        let mut x = vec![body.embed(model.params(), &batch.tokens)?];
-        for index in 0..body.layers() {
-            let input = x[index].clone();
-            x.push(body.layer(&mut tensors(model, &layout), index, input)?);
+        let mut x = vec![body.embed(model.params(), &work.tokens, model.shard())?];
+        for index in body.layers() {
+            let input = x[x.len() - 1].clone();
+            x.push(body.layer(&mut tensors(model, layout), index, input)?);
         }
         let mut sums = vec![None; model.params().len()];
 
-        let top = Stage::new(model, x.pop());
+        let top = Piece::new(model, x.pop());
         let hidden = body.norm(top.model.params(), top.input())?;
-        let out = loss(&top.model.heads(hidden, &HeadRows::of(batch), batch, needs)?, batch)?;
+        let out = loss(&top.model.read(hidden, &work, batch, needs)?, batch)?;
         let loss_sum = finite_sum(&out.sum, batch)?;
         let mut of_x = top.backward(&out.sum, &mut sums);
 
-        for index in (0..body.layers()).rev() {
-            let stage = Stage::new(model, x.pop());
-            let output = body.layer(&mut tensors(&stage.model, &layout), index, stage.input())?;
+        for index in body.layers().rev() {
+            let stage = Piece::new(model, x.pop());
+            let output = body.layer(&mut tensors(&stage.model, layout), index, stage.input())?;
             of_x = stage.backward(&seeded(output, of_x), &mut sums);
         }
         // A frozen embedding has no graph to go back through.
-        if model.params().get(body.embedding_id()).trainable {
-            let bottom = Stage::new(model, None);
-            let output = body.embed(bottom.model.params(), &batch.tokens)?;
+        if model.params().get(body.embedding_id()?).trainable {
+            let bottom = Piece::new(model, None);
+            let output = body.embed(bottom.model.params(), &work.tokens, model.shard())?;
             bottom.backward(&seeded(output, of_x), &mut sums);
         }
         all.add(sums, loss_sum, &out.metrics);
@@ -54,7 +51,7 @@ pub(super) fn accumulate(
 }
 
 fn tensors<'a>(model: &'a CausalLm, layout: &'a Layout) -> Tensors<'a> {
-    Tensors::new(model.params(), layout, &Whole, model.body().layers())
+    Tensors::new(model.params(), layout, model.shard(), model.config().num_layers)
 }
 
 /// A scalar whose gradient with respect to `output` is `grad`.
@@ -67,12 +64,12 @@ fn seeded(output: Tensor<2>, grad: Option<Tensor<2>>) -> Tensor<1> {
 }
 
 /// A part of the model with a graph of its own.
-struct Stage {
+struct Piece {
     model: CausalLm,
     x: Option<Tensor<2>>,
 }
 
-impl Stage {
+impl Piece {
     fn new(model: &CausalLm, x: Option<Tensor<2>>) -> Self {
         Self { model: model.tracked(), x: x.map(|x| Tensor::from_inner(x).require_grad()) }
     }

@@ -1,15 +1,16 @@
 //! The Llama family: `RMSNorm`, rotary positions, grouped-query attention, `SwiGLU` (Touvron et al. 2023,
 //! arXiv:2302.13971).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::ModelConfig;
 use super::exec::{Exec, Linear, Tensors};
 use super::lora::{self, Adapter, Lora};
-use crate::ops::{Dropout, RotaryTable, embedding, rms_norm};
-use crate::shard::Shard;
+use super::{ModelConfig, Stage};
+use crate::ops::{Dropout, RotaryTable, rms_norm};
+use crate::shard::{Shard, Split};
 use crate::{Error, ParamId, ParamSet, Result, Segment};
 
 /// Where the pieces of a batch stand, shared by all layers.
@@ -17,6 +18,8 @@ use crate::{Error, ParamId, ParamSet, Result, Segment};
 pub struct Layout {
     /// The packed segments.
     pub segments: Arc<[Segment]>,
+    /// How many of the batch's rows are computed here.
+    pub rows: usize,
     /// Rotary angles of the batch's positions.
     pub rotary: RotaryTable,
     /// The rows whose final hidden states are asked for, ascending; absent, all. The last layer computes
@@ -31,9 +34,13 @@ pub struct Layout {
 pub struct Llama {
     config: ModelConfig,
     frequencies: Vec<f32>,
-    embed: ParamId,
+    /// On the first stage, and on the last where it is the head.
+    embed: Option<ParamId>,
+    /// Those of the stage, the first of which is `first_layer`.
     layers: Vec<Layer>,
-    norm: ParamId,
+    first_layer: usize,
+    /// On the last stage.
+    norm: Option<ParamId>,
 }
 
 #[derive(Debug, Clone)]
@@ -92,11 +99,32 @@ impl Llama {
         Self::parameters(config).into_iter().filter_map(linear).collect()
     }
 
-    /// Finds the family's parameters in `params`, and those of the configuration's adapter.
+    /// How tensor-parallel ranks share the parameter `name`, a head's and an adapter's too.
+    pub fn split(name: &str) -> Split {
+        let (module, part) = name.rsplit_once('.').unwrap_or((name, ""));
+        for end in [lora::A, lora::B, lora::MAGNITUDE] {
+            let Some(linear) = name.strip_suffix(end) else { continue };
+            return match (Self::split(&format!("{linear}.weight")), end) {
+                (Split::Outputs, lora::A) | (Split::Inputs, lora::B) => Split::Inside,
+                (Split::Inputs, lora::MAGNITUDE) => Split::Stream,
+                (split, _) => split,
+            };
+        }
+        match module.rsplit('.').next().unwrap_or_default() {
+            "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" | "embed_tokens" | "lm_head" => {
+                Split::Outputs
+            }
+            "o_proj" | "down_proj" if part == "weight" => Split::Inputs,
+            "score" => Split::Whole,
+            _ => Split::Stream,
+        }
+    }
+
+    /// Finds the parameters of a stage of the family in `params`, and those of the configuration's adapter.
     ///
     /// # Errors
     /// [`Error::Invalid`] names a parameter that is absent.
-    pub fn new(config: &ModelConfig, params: &ParamSet) -> Result<Self> {
+    pub fn new(config: &ModelConfig, params: &ParamSet, stage: &Stage) -> Result<Self> {
         let id =
             |name: &str| params.id(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")));
         let layer = |index: usize| {
@@ -119,6 +147,8 @@ impl Llama {
                 down: linear("mlp.down_proj", config.mlp_bias)?,
             })
         };
+        let is_tied = config.tie_embeddings && config.num_labels.is_none();
+        let has_table = stage.first || (stage.last && is_tied);
         let divisors = config.rope.frequency_divisors(config.head_dim);
         let frequency = |(i, divisor): (usize, f32)| {
             1.0 / config.rope.theta.powf(2.0 * i as f32 / config.head_dim as f32) / divisor
@@ -126,20 +156,24 @@ impl Llama {
         Ok(Self {
             config: config.clone(),
             frequencies: divisors.into_iter().enumerate().map(frequency).collect(),
-            embed: id("model.embed_tokens.weight")?,
-            layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
-            norm: id("model.norm.weight")?,
+            embed: has_table.then(|| id("model.embed_tokens.weight")).transpose()?,
+            layers: stage.layers.clone().map(layer).collect::<Result<_>>()?,
+            first_layer: stage.layers.start,
+            norm: stage.last.then(|| id("model.norm.weight")).transpose()?,
         })
     }
 
-    /// How many layers it has.
-    pub fn layers(&self) -> usize {
-        self.layers.len()
+    /// The layers that it has.
+    pub fn layers(&self) -> Range<usize> {
+        self.first_layer..self.first_layer + self.layers.len()
     }
 
     /// The final norm's parameter.
-    pub fn norm_id(&self) -> ParamId {
-        self.norm
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] on a stage before the last.
+    pub fn norm_id(&self) -> Result<ParamId> {
+        self.norm.ok_or_else(|| Error::Invalid("this stage of the model has no final norm".into()))
     }
 
     /// Rotary frequencies in radians per position, `[head_dim / 2]`.
@@ -148,14 +182,18 @@ impl Llama {
     }
 
     /// The embedding table's parameter, which a tied head shares.
-    pub fn embedding_id(&self) -> ParamId {
-        self.embed
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] on a stage that does not need it.
+    pub fn embedding_id(&self) -> Result<ParamId> {
+        self.embed.ok_or_else(|| Error::Invalid("this stage of the model has no embedding".into()))
     }
 
     /// Layout of a packed batch: `positions` is `[tokens]`.
     pub fn layout(&self, positions: &[u32], segments: Arc<[Segment]>) -> Layout {
         Layout {
             segments,
+            rows: positions.len(),
             rotary: RotaryTable::new(positions, &self.frequencies, 1.0),
             kept: None,
             dropout: None,
@@ -165,18 +203,18 @@ impl Llama {
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
     ///
     /// # Errors
-    /// An id past the vocabulary.
-    pub fn embed(&self, params: &ParamSet, tokens: &[u32]) -> Result<Tensor<2>> {
-        embedding(params.matrix(self.embed), tokens)
+    /// An id past the vocabulary; a stage after the first.
+    pub fn embed(&self, params: &ParamSet, tokens: &[u32], shard: &dyn Shard) -> Result<Tensor<2>> {
+        shard.embed(params.matrix(self.embedding_id()?), tokens)
     }
 
-    /// Layer `index` on the residual stream, `[tokens, hidden]` to the same; the last one to the rows that
+    /// Layer `index` of the stage on the residual stream, `[tokens, hidden]` to the same; the last one to the rows that
     /// the layout keeps.
     ///
     /// # Errors
     /// Those of `exec`.
     pub fn layer<E: Exec>(&self, exec: &mut E, index: usize, x: E::Rows) -> Result<E::Rows> {
-        let (layer, config) = (&self.layers[index], &self.config);
+        let (layer, config) = (&self.layers[index - self.first_layer], &self.config);
         let normed = exec.norm(&x, layer.attention_norm, config.rms_norm_eps)?;
         let [q, k, v] = exec.linears(normed, [layer.q, layer.k, layer.v])?;
         let qkv = [exec.rotate(q)?, exec.rotate(k)?, v];
@@ -191,28 +229,27 @@ impl Llama {
     /// The final norm, `[tokens, hidden]` to the same.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// Shapes that do not fit; a stage before the last.
     pub fn norm(&self, params: &ParamSet, x: Tensor<2>) -> Result<Tensor<2>> {
-        rms_norm(x, params.vector(self.norm), self.config.rms_norm_eps)
+        rms_norm(x, params.vector(self.norm_id()?), self.config.rms_norm_eps)
     }
 
-    /// Embedding, all layers and the final norm: `[tokens, hidden]`.
+    /// The stage's layers on the residual stream, `[tokens, hidden]` to the same, or to the kept rows.
     ///
     /// # Errors
     /// Those of the parts.
-    pub fn hidden(
+    pub fn run(
         &self,
         params: &ParamSet,
-        tokens: &[u32],
+        mut x: Tensor<2>,
         layout: &Layout,
         shard: &dyn Shard,
     ) -> Result<Tensor<2>> {
-        let mut x = self.embed(params, tokens)?;
-        let mut exec = Tensors::new(params, layout, shard, self.layers.len());
-        for index in 0..self.layers.len() {
+        let mut exec = Tensors::new(params, layout, shard, self.config.num_layers);
+        for index in self.layers() {
             x = self.layer(&mut exec, index, x)?;
         }
-        self.norm(params, x)
+        Ok(x)
     }
 }
 

@@ -2,6 +2,7 @@
 //! prompt. No `[tokens, tokens]` matrix: scores live in tiles of [`kernel`].
 
 mod kernel;
+mod plan;
 
 use std::sync::Arc;
 
@@ -9,6 +10,9 @@ use burn::tensor::{Tensor, TensorData, activation};
 
 use super::kernel::{on_host, run};
 use crate::{Error, Result, Segment};
+
+pub use kernel::{Attended, AttentionPart};
+pub use plan::{Plan, Run, trees};
 
 /// Heads of an attention, and the factor that scores are multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,7 +66,7 @@ pub fn attention(
     if !on_host(&q) {
         return Ok(reference(q, k, v, segments, shape));
     }
-    let kernel = kernel::Attention::new(segments.clone(), shape);
+    let kernel = kernel::Attention::new(Plan::new(segments), shape);
     Ok(run(kernel, vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch()]))
 }
 

@@ -5,8 +5,10 @@ mod kernel;
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
 
+use super::external::elements;
 use super::kernel::{on_host, run};
 use crate::{Error, Result};
+use kernel::{LinearCrossEntropy, Moments};
 
 /// What the head says of each (row, target) pair.
 #[derive(Debug, Clone)]
@@ -33,9 +35,57 @@ pub fn linear_cross_entropy(
     rows: &[u32],
     targets: &[u32],
 ) -> Result<TargetScores> {
-    let ([tokens, columns], [vocab, width]) = (hidden.dims(), weight.dims());
+    let [vocab, _] = weight.dims();
+    check(&hidden, &weight, vocab, rows, targets)?;
+    if !on_host(&hidden) {
+        return Ok(reference(hidden, weight, rows, targets));
+    }
+    let kernel = LinearCrossEntropy::new(rows, targets, 0..vocab, hidden.dims()[1]);
+    Ok(scores(kernel, hidden, weight, targets.len()))
+}
+
+/// The part of a vocabulary that a rank has, and the way to what the other ranks have of it.
+pub struct Vocabulary<'a> {
+    /// Tokens of the whole vocabulary.
+    pub size: usize,
+    /// The first token of this rank's part.
+    pub first: usize,
+    /// Gives the numbers of each rank, equally many, this one's among them, in the order of the parts.
+    pub exchange: &'a dyn Fn(Vec<f32>) -> Result<Vec<Vec<f32>>>,
+}
+
+/// As [`linear_cross_entropy`], where `weight` `[part, hidden]` is a part of the head and other ranks have
+/// the rest of it. All of them get the whole vocabulary's scores; the gradients of `hidden` are this
+/// part's share.
+///
+/// The log-sum-exp is put together as in Megatron-LM's `vocab_parallel_cross_entropy` (Shoeybi et al. 2019,
+/// arXiv:1909.08053, section 3), the entropy from the same exchange: three numbers a row, one a target.
+///
+/// # Errors
+/// As [`linear_cross_entropy`]; a failed exchange; [`Error::Invalid`] on a device other than the CPU.
+pub fn linear_cross_entropy_part(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    vocabulary: &Vocabulary<'_>,
+    rows: &[u32],
+    targets: &[u32],
+) -> Result<TargetScores> {
+    check(&hidden, &weight, vocabulary.size, rows, targets)?;
+    if !on_host(&hidden) {
+        return Err(Error::Invalid("a head over several ranks runs on the CPU device alone".into()));
+    }
+    let part = vocabulary.first..vocabulary.first + weight.dims()[0];
+    let kernel = LinearCrossEntropy::new(rows, targets, part, hidden.dims()[1]);
+    let inputs = (elements(&hidden), elements(&weight));
+    let own = kernel.moments(&[inputs.0.as_slice(), inputs.1.as_slice()]);
+    let whole = Moments::combine(&(vocabulary.exchange)(own.to_vec())?, kernel.rows());
+    Ok(scores(kernel.with(whole), hidden, weight, targets.len()))
+}
+
+fn check(hidden: &Tensor<2>, weight: &Tensor<2>, vocab: usize, rows: &[u32], targets: &[u32]) -> Result<()> {
+    let ([tokens, columns], width) = (hidden.dims(), weight.dims()[1]);
     if columns != width {
-        return Err(Error::shape("weight of the head", format!("[vocab, {columns}]"), &[vocab, width]));
+        return Err(Error::shape("weight of the head", format!("[vocab, {columns}]"), &weight.dims()));
     }
     if rows.len() != targets.len() {
         return Err(Error::shape("rows of the targets", format!("[{}]", targets.len()), &[rows.len()]));
@@ -48,13 +98,13 @@ pub fn linear_cross_entropy(
             return Err(Error::Invalid(format!("{what} {value} is out of range: there are {limit}")));
         }
     }
-    if !on_host(&hidden) {
-        return Ok(reference(hidden, weight, rows, targets));
-    }
-    let kernel = kernel::LinearCrossEntropy::new(rows, targets, vocab, columns);
+    Ok(())
+}
+
+fn scores(kernel: LinearCrossEntropy, hidden: Tensor<2>, weight: Tensor<2>, targets: usize) -> TargetScores {
     let out: Tensor<2> = run(kernel, vec![hidden.into_dispatch(), weight.into_dispatch()]);
-    let row = |at: usize| out.clone().narrow(0, at, 1).reshape([targets.len()]);
-    Ok(TargetScores { logps: row(0), entropy: row(1), correct: row(2).detach() })
+    let row = |at: usize| out.clone().narrow(0, at, 1).reshape([targets]);
+    TargetScores { logps: row(0), entropy: row(1), correct: row(2).detach() }
 }
 
 /// The composition of Burn operations; holds all logits.
@@ -153,6 +203,51 @@ mod tests {
         let rows: Vec<u32> = (0..300).map(|i| (i * 7) % 300).collect();
         let targets: Vec<u32> = (0..300).map(|i| (i * 31) % 20_000).collect();
         compare(300, 20_000, &rows, &targets);
+    }
+
+    /// Parts of a vocabulary that add up to the whole, one of them empty, computed one after the other.
+    #[test]
+    fn parts_of_the_vocabulary_add_up_to_the_whole() {
+        let (tokens, vocab, rows, targets) = (5, 23, [2, 0, 2, 4], [0, 22, 9, 8]);
+        let (hidden, weight) = (leaf([tokens, 24], 1), leaf([vocab, 24], 2));
+        let loss = |scores: &TargetScores| {
+            weighted_sum(scores.logps.clone(), 3) + weighted_sum(scores.entropy.clone(), 4)
+        };
+        let whole = linear_cross_entropy(hidden.clone(), weight.clone(), &rows, &targets).unwrap();
+        let expected = loss(&whole).backward();
+        let bounds = [(0, 9), (9, 0), (9, 14)];
+        let part = |(first, len): (usize, usize)| {
+            (
+                hidden.clone().detach().require_grad(),
+                weight.clone().detach().narrow(0, first, len).require_grad(),
+            )
+        };
+        let moments = bounds.map(|(first, len)| {
+            let (hidden, weight) = part((first, len));
+            let kernel = LinearCrossEntropy::new(&rows, &targets, first..first + len, 24);
+            kernel.moments(&[elements(&hidden).as_slice(), elements(&weight).as_slice()]).to_vec()
+        });
+        let mut of_hidden = Tensor::zeros([tokens, 24], &burn::tensor::Device::flex());
+        for (first, len) in bounds {
+            let (hidden, own) = part((first, len));
+            let exchange = |own: Vec<f32>| {
+                assert!(moments.contains(&own));
+                Ok(moments.to_vec())
+            };
+            let vocabulary = Vocabulary { size: vocab, first, exchange: &exchange };
+            let scores =
+                linear_cross_entropy_part(hidden.clone(), own.clone(), &vocabulary, &rows, &targets).unwrap();
+            assert!(relative_error(&scores.logps, &whole.logps) < 1e-6);
+            assert!(relative_error(&scores.entropy, &whole.entropy) < 2e-6);
+            assert_eq!(to_vec(&scores.correct), to_vec(&whole.correct));
+            let grads = loss(&scores).backward();
+            of_hidden = of_hidden + hidden.grad(&grads).unwrap();
+            if len > 0 {
+                let of_part = weight.grad(&expected).unwrap().narrow(0, first, len);
+                assert!(relative_error(&own.grad(&grads).unwrap(), &of_part) < 2e-6);
+            }
+        }
+        assert!(relative_error(&of_hidden, &hidden.grad(&expected).unwrap()) < 2e-6);
     }
 
     #[test]

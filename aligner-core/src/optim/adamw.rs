@@ -102,6 +102,11 @@ impl AdamW {
         Ok(())
     }
 
+    /// First parts of the names of the tensors that it keeps for each parameter.
+    pub fn kinds(&self) -> &'static [&'static str] {
+        if self.config.amsgrad { &KINDS } else { &KINDS[..2] }
+    }
+
     /// The moments as named tensors with their parameters' shapes, for a checkpoint.
     ///
     /// Names are those of torch's optimizer state before the parameter's own: `exp_avg.`,

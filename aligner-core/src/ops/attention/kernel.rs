@@ -1,12 +1,12 @@
-//! The CPU kernel: tasks are (tree of segments, query head); tiles of scores fit a core's cache.
+//! The CPU kernel: tasks are (tree of runs, query head); tiles of scores fit a core's cache.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::{AttentionShape, ancestors};
-use crate::Segment;
+use super::AttentionShape;
+use super::plan::{Plan, Run};
 use crate::ops::gemm::{Mat, Output, gemm_at, gemm_serial};
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, Shared, unfilled};
 use crate::ops::simd::{self, add, dot, exp, vectorized};
@@ -15,73 +15,79 @@ use crate::ops::simd::{self, add, dot, exp, vectorized};
 const QUERIES: usize = 48;
 const KEYS: usize = 256;
 
+/// Attention over the runs of a plan: q is `[queries, heads * head_dim]`, k and v are
+/// `[keys, kv_heads * head_dim]`. A part of an attention where other keys are elsewhere.
+#[derive(Debug, Clone)]
+pub struct AttentionPart {
+    plan: Plan,
+    shape: AttentionShape,
+}
+
+/// What queries get from keys.
+#[derive(Debug, Clone)]
+pub struct Attended {
+    /// `[queries, heads * head_dim]`; 0 in rows that see no key.
+    pub out: Vec<f32>,
+    /// Log-sum-exp of each row's scores, `[heads, queries]`; minus infinity in rows that see no key.
+    pub log_sums: Vec<f32>,
+}
+
 #[derive(Debug)]
 pub(super) struct Attention {
-    segments: Arc<[Segment]>,
-    shape: AttentionShape,
-    tokens: usize,
-    /// Log-sum-exp of each row's scores, `[heads, tokens]`; written by the forward pass.
+    part: AttentionPart,
+    /// Written by the forward pass.
     log_sums: OnceLock<Vec<f32>>,
+}
+
+impl Attention {
+    pub(super) fn new(plan: Plan, shape: AttentionShape) -> Self {
+        Self { part: AttentionPart::new(plan, shape), log_sums: OnceLock::new() }
+    }
 }
 
 /// A tile of queries with a tile of the keys that some of them see.
 struct Tile {
     queries: Range<usize>,
     keys: Range<usize>,
-    /// Whether the keys are the queries' own segment: each row then sees them up to itself.
-    causal: bool,
+    /// The key row that is the first query's own, where the keys are the queries' own run: each row
+    /// then sees them up to itself.
+    own: Option<usize>,
 }
 
 impl Tile {
     /// How many of the tile's keys its `row`-th query sees.
     fn visible(&self, row: usize) -> usize {
-        if !self.causal {
-            return self.keys.len();
-        }
-        (self.queries.start + row + 1).saturating_sub(self.keys.start).min(self.keys.len())
+        let Some(own) = self.own else { return self.keys.len() };
+        (own + row + 1).saturating_sub(self.keys.start).min(self.keys.len())
     }
 }
 
-impl Attention {
-    pub(super) fn new(segments: Arc<[Segment]>, shape: AttentionShape) -> Self {
-        let tokens = segments.iter().map(|s| s.len).sum();
-        Self { segments, shape, tokens, log_sums: OnceLock::new() }
+impl AttentionPart {
+    /// The attention of a plan whose runs lie within its rows.
+    pub fn new(plan: Plan, shape: AttentionShape) -> Self {
+        Self { plan, shape }
     }
 
-    /// Segment indices of each tree: a prompt with everything that continues it.
-    fn trees(&self) -> Vec<Vec<usize>> {
-        let mut tree_of = Vec::with_capacity(self.segments.len());
-        let mut trees: Vec<Vec<usize>> = Vec::new();
-        for (index, segment) in self.segments.iter().enumerate() {
-            let tree = segment.parent.map_or(trees.len(), |parent| tree_of[parent]);
-            tree_of.push(tree);
-            if tree == trees.len() {
-                trees.push(Vec::new());
-            }
-            trees[tree].push(index);
-        }
-        trees
-    }
-
-    fn tasks(&self) -> Vec<(Vec<usize>, usize)> {
+    fn tasks(&self) -> Vec<(&[Run], usize)> {
         let heads = self.shape.heads;
-        self.trees().into_iter().flat_map(|tree| (0..heads).map(move |head| (tree.clone(), head))).collect()
+        self.plan.trees.iter().flat_map(|tree| (0..heads).map(move |head| (tree.as_slice(), head))).collect()
     }
 
-    /// Calls `visit` for each block of a segment's queries with the tiles of keys that it sees.
-    fn blocks(&self, index: usize, mut visit: impl FnMut(Range<usize>, &[Tile])) {
-        let segment = self.segments[index];
-        let chain = ancestors(&self.segments, index);
-        for start in segment.rows().step_by(QUERIES) {
-            let queries = start..(start + QUERIES).min(segment.rows().end);
-            let seen = chain.iter().map(|&at| (self.segments[at].rows(), false));
-            let own = (segment.start..queries.end, true);
+    /// Calls `visit` for each block of a run's queries with the tiles of keys that it sees.
+    fn blocks(run: &Run, mut visit: impl FnMut(Range<usize>, &[Tile])) {
+        for start in run.queries.clone().step_by(QUERIES) {
+            let queries = start..(start + QUERIES).min(run.queries.end);
+            let seen = run.seen.iter().map(|keys| (keys.clone(), None));
+            let own = run.own.map(|own| {
+                let keys = own..own + (queries.end - run.queries.start);
+                (keys, Some(own + (queries.start - run.queries.start)))
+            });
             let mut tiles = Vec::new();
-            for (keys, causal) in seen.chain([own]) {
+            for (keys, own) in seen.chain(own) {
                 tiles.extend(keys.clone().step_by(KEYS).map(|first| Tile {
                     queries: queries.clone(),
                     keys: first..(first + KEYS).min(keys.end),
-                    causal,
+                    own,
                 }));
             }
             visit(queries, &tiles);
@@ -111,7 +117,7 @@ impl Attention {
         head / (self.shape.heads / self.shape.kv_heads)
     }
 
-    fn forward_block(&self, inputs: &[&[f32]], head: usize, tiles: &[Tile], rows: &mut Rows) {
+    fn forward_block(&self, inputs: [&[f32]; 3], head: usize, tiles: &[Tile], rows: &mut Rows) {
         let AttentionShape { heads, kv_heads, head_dim, scale } = self.shape;
         let kv_head = self.kv_head(head);
         for tile in tiles {
@@ -178,31 +184,30 @@ vectorized! {
     }
 }
 
-impl Kernel for Attention {
-    fn shape(&self) -> Vec<usize> {
-        vec![self.tokens, self.shape.heads * self.shape.head_dim]
-    }
-
-    fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
+impl AttentionPart {
+    /// What the queries get from the keys; `inputs` are q, k and v.
+    pub fn forward(&self, inputs: [&[f32]; 3]) -> Attended {
         let AttentionShape { heads, head_dim, .. } = self.shape;
-        let mut out = unfilled(self.tokens * heads * head_dim);
-        let mut log_sums = unfilled(heads * self.tokens);
+        let queries = self.plan.queries;
+        let mut out = unfilled(queries * heads * head_dim);
+        let mut log_sums = unfilled(heads * queries);
         let (shared_out, shared_sums) = (Shared::new(&mut out), Shared::new(&mut log_sums));
         self.tasks().into_par_iter().for_each(|(tree, head)| {
             let mut rows = Rows::new(head_dim);
-            for index in tree {
-                self.blocks(index, |queries, tiles| {
+            for run in tree {
+                Self::blocks(run, |block, tiles| {
                     rows.reset();
                     self.forward_block(inputs, head, tiles, &mut rows);
-                    for (row, token) in queries.enumerate() {
-                        // SAFETY: this task alone has this head of this tree's tokens.
+                    for (row, token) in block.enumerate() {
+                        // SAFETY: this task alone has this head of this tree's rows.
                         let (out, log_sum) = unsafe {
                             (
                                 shared_out.part((token * heads + head) * head_dim, head_dim),
-                                shared_sums.part(head * self.tokens + token, 1),
+                                shared_sums.part(head * queries + token, 1),
                             )
                         };
-                        let sum = rows.sum[row];
+                        // Without a key both are zero: what is divided then stays 0.
+                        let sum = if tiles.is_empty() { 1.0 } else { rows.sum[row] };
                         for (out, value) in out.iter_mut().zip(&rows.out[row * head_dim..]) {
                             *out = value / sum;
                         }
@@ -211,23 +216,30 @@ impl Kernel for Attention {
                 });
             }
         });
-        // A kernel object serves one call, so the cell is empty.
-        let _ = self.log_sums.set(log_sums);
-        out
+        Attended { out, log_sums }
     }
 
-    fn backward(&self, inputs: &[&[f32]], output: &[f32], grad: &[f32], _: [bool; INPUTS]) -> [Grad; INPUTS] {
+    /// The gradients of q, k and v from that of the result.
+    ///
+    /// `attended` is the whole result: where other keys are elsewhere, with theirs in it.
+    pub fn backward(
+        &self,
+        inputs: [&[f32]; 3],
+        output: &[f32],
+        log_sums: &[f32],
+        grad: &[f32],
+    ) -> [Vec<f32>; 3] {
         let AttentionShape { heads, kv_heads, head_dim, scale } = self.shape;
-        let log_sums = self.log_sums.get().expect("the forward pass ran first");
+        let (rows, keys) = (self.plan.queries, self.plan.keys);
         // Each query head sums its own gradients of keys and values; heads of a group are added
         // afterwards, in order.
-        let mut grads = [(); 3].map(|()| vec![0.0; self.tokens * heads * head_dim]);
+        let mut grads = [rows, keys, keys].map(|rows| vec![0.0; rows * heads * head_dim]);
         let [of_q, of_k, of_v] = grads.each_mut().map(|grad| Shared::new(grad));
         self.tasks().into_par_iter().for_each(|(tree, head)| {
             let kv_head = self.kv_head(head);
             let (mut scores, mut of_scores) = (unfilled(QUERIES * KEYS), unfilled(QUERIES * KEYS));
-            for index in tree {
-                self.blocks(index, |queries, tiles| {
+            for run in tree {
+                Self::blocks(run, |queries, tiles| {
                     let q = self.head(inputs[0], &queries, head, heads);
                     let of_out = self.head(grad, &queries, head, heads);
                     let along: Vec<f32> = (queries.clone())
@@ -241,12 +253,12 @@ impl Kernel for Attention {
                         let of_scores = &mut of_scores[..queries.len() * width];
                         gemm_serial(scale, q, k.t(), scores, width, Output::Overwrite);
                         gemm_serial(1.0, of_out, v.t(), of_scores, width, Output::Overwrite);
-                        let rows = scores.chunks_exact_mut(width).zip(of_scores.chunks_exact_mut(width));
-                        for (row, (scores, of_scores)) in rows.enumerate() {
+                        let pairs = scores.chunks_exact_mut(width).zip(of_scores.chunks_exact_mut(width));
+                        for (row, (scores, of_scores)) in pairs.enumerate() {
                             let visible = tile.visible(row);
                             scores[visible..].fill(0.0);
                             of_scores[visible..].fill(0.0);
-                            let log_sum = log_sums[head * self.tokens + queries.start + row];
+                            let log_sum = log_sums[head * rows + queries.start + row];
                             let (seen, of_seen) = (&mut scores[..visible], &mut of_scores[..visible]);
                             backward_row(seen, of_seen, log_sum, along[row], scale);
                         }
@@ -268,23 +280,17 @@ impl Kernel for Attention {
             }
         });
         let [of_q, of_k, of_v] = grads;
-        let mut grads = NO_GRADS;
-        grads[0] = Grad::Data(of_q);
-        grads[1] = Grad::Data(self.sum_group(of_k));
-        grads[2] = Grad::Data(self.sum_group(of_v));
-        grads
+        [of_q, self.sum_group(of_k), self.sum_group(of_v)]
     }
-}
 
-impl Attention {
-    /// Adds the heads of each group: `[tokens, heads * head_dim]` to `[tokens, kv_heads * head_dim]`.
+    /// Adds the heads of each group: `[keys, heads * head_dim]` to `[keys, kv_heads * head_dim]`.
     fn sum_group(&self, of_heads: Vec<f32>) -> Vec<f32> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         if heads == kv_heads {
             return of_heads;
         }
         let group = heads / kv_heads * head_dim;
-        let mut sums = unfilled(self.tokens * kv_heads * head_dim);
+        let mut sums = unfilled(self.plan.keys * kv_heads * head_dim);
         (sums.par_chunks_mut(head_dim).zip(of_heads.par_chunks(group))).with_min_len(256).for_each(
             |(sum, of_group)| {
                 let (first, rest) = of_group.split_at(head_dim);
@@ -293,5 +299,28 @@ impl Attention {
             },
         );
         sums
+    }
+}
+
+impl Kernel for Attention {
+    fn shape(&self) -> Vec<usize> {
+        vec![self.part.plan.queries, self.part.shape.heads * self.part.shape.head_dim]
+    }
+
+    fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
+        let Attended { out, log_sums } = self.part.forward([inputs[0], inputs[1], inputs[2]]);
+        // A kernel object serves one call, so the cell is empty.
+        let _ = self.log_sums.set(log_sums);
+        out
+    }
+
+    fn backward(&self, inputs: &[&[f32]], output: &[f32], grad: &[f32], _: [bool; INPUTS]) -> [Grad; INPUTS] {
+        let log_sums = self.log_sums.get().expect("the forward pass ran first");
+        let of_inputs = self.part.backward([inputs[0], inputs[1], inputs[2]], output, log_sums, grad);
+        let mut grads = NO_GRADS;
+        for (grad, of_input) in grads.iter_mut().zip(of_inputs) {
+            *grad = Grad::Data(of_input);
+        }
+        grads
     }
 }

@@ -1,0 +1,161 @@
+//! `AdamW` over the ranks of a mesh, with its state whole on every data-parallel rank or shared out
+//! (`ZeRO` stage 1, Rajbhandari et al. 2020, arXiv:1910.02054; Megatron-LM's distributed optimizer).
+
+mod shares;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
+use aligner_core::{Device, Error, ParamSet, Phase, Reduce, Result, Tensor};
+
+use crate::Axis;
+use crate::cut::cut_values;
+use crate::flat::all_reduce_together;
+use crate::pieces::Pieces;
+use shares::Shares;
+
+const GRADIENTS: Phase = Phase::new("sums of gradients");
+const NORM: Phase = Phase::new("norm of the gradient");
+
+/// `AdamW` of one rank of a mesh, on its part of the model.
+pub struct MeshAdamW {
+    pieces: Arc<Pieces>,
+    adamw: AdamW,
+    /// Where each data-parallel rank updates parameters of its own.
+    shares: Option<Shares>,
+}
+
+impl MeshAdamW {
+    /// An optimizer that has seen no gradient, for the parameters of a policy of these pieces.
+    ///
+    /// With `shared`, each data-parallel rank keeps the moments of a part of the parameters, updates that
+    /// part, and gets the others' from them.
+    pub fn new(pieces: &Arc<Pieces>, params: &ParamSet, adamw: AdamW, shared: bool) -> Self {
+        let ranks = pieces.comms().gradients();
+        let shares = (shared && ranks.size() > 1).then(|| Shares::new(params, ranks.clone()));
+        Self { pieces: pieces.clone(), adamw, shares }
+    }
+
+    /// Elements whose moments this rank keeps.
+    pub fn elements(&self, params: &ParamSet) -> usize {
+        self.shares.as_ref().map_or_else(|| params.elements(true), Shares::elements)
+    }
+
+    /// The whole of a state's tensor, cut like the parameter `name`, from this rank's part.
+    fn join(&self, name: &str, own: Option<&Tensor<1>>) -> Result<(Vec<usize>, Tensor<1>)> {
+        let shape = self.pieces.shape(name).unwrap_or_default().to_vec();
+        let values = self.pieces.join(name, &shape, own)?;
+        Ok((shape, Tensor::from_floats(values.as_slice(), &Device::flex())))
+    }
+}
+
+impl Optimizer for MeshAdamW {
+    fn sum(&mut self, params: &ParamSet, gradients: &mut Vec<Option<Tensor<1>>>) -> Result<f64> {
+        gradients.resize(params.len(), None);
+        let ranks = self.pieces.comms().gradients();
+        let sharing = match &self.shares {
+            Some(shares) => {
+                *gradients = shares.reduce(params, gradients)?;
+                ranks.size()
+            }
+            None => {
+                all_reduce_together(ranks.as_ref(), gradients, params, |_| true, GRADIENTS)?;
+                1
+            }
+        };
+        // Each element counts once: on each of its ranks, by the share of one.
+        let mut square = [0.0];
+        for (param, gradient) in params.iter().zip(gradients.iter()) {
+            let Some(gradient) = gradient else { continue };
+            let norm = global_norm(std::slice::from_ref(&Some(gradient.clone())), Norm::L2);
+            square[0] += norm * norm * sharing as f64 / self.pieces.copies(param) as f64;
+        }
+        self.pieces.comms().all().all_reduce_host(&mut square, Reduce::Sum, NORM)?;
+        Ok(square[0].sqrt())
+    }
+
+    fn step(
+        &mut self,
+        params: &mut ParamSet,
+        gradients: &[Option<Tensor<1>>],
+        learning_rate: f64,
+        scale: f64,
+    ) -> Result<()> {
+        let Some(shares) = &self.shares else {
+            return self.adamw.step(params, gradients, learning_rate, scale);
+        };
+        let (mut own, gradients) = (shares.own(params)?, shares.of_own(gradients));
+        self.adamw.step(&mut own, &gradients, learning_rate, scale)?;
+        shares.spread(&own, params)
+    }
+
+    fn state(&self, params: &ParamSet) -> Result<OptimizerState> {
+        let (own_tensors, own_steps) = match &self.shares {
+            None => (self.adamw.tensors(params), self.adamw.steps(params)),
+            Some(shares) => {
+                let own = shares.own(params)?;
+                shares.gather(
+                    params,
+                    self.adamw.kinds(),
+                    self.adamw.tensors(&own),
+                    &self.adamw.steps(&own),
+                )?
+            }
+        };
+        let mut state = OptimizerState::default();
+        let mine: BTreeMap<String, Tensor<1>> =
+            own_tensors.into_iter().map(|(name, _, tensor)| (name, tensor)).collect();
+        // Ranks of other stages have other parameters: all ask for those of the whole model, in its order.
+        for (name, _) in self.pieces.names() {
+            let steps = self.pieces.agree(own_steps.get(name).copied())?;
+            let Some(steps) = steps else { continue };
+            state.steps.insert(name.clone(), steps);
+            for kind in self.adamw.kinds() {
+                let full = format!("{kind}.{name}");
+                let (shape, tensor) = self.join(name, mine.get(&full))?;
+                state.tensors.push((full, shape, tensor));
+            }
+        }
+        Ok(state)
+    }
+
+    fn restore(
+        &mut self,
+        params: &ParamSet,
+        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        steps: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let tensor = self.pieces.comms().along(Axis::Tensor);
+        let mut own = BTreeMap::new();
+        for (full, (shape, values)) in tensors {
+            let (kind, name) = full.split_once('.').unwrap_or((&full, ""));
+            let Some(whole) = self.pieces.shape(name) else {
+                return Err(Error::Invalid(format!(
+                    "optimizer state: {kind}.{name} belongs to no parameter of the model"
+                )));
+            };
+            if whole != shape {
+                return Err(Error::shape(full.as_str(), format!("{whole:?}"), &shape));
+            }
+            if params.by_name(name).is_none() {
+                continue;
+            }
+            let cut = cut_values(name, &shape, &values, tensor.rank(), tensor.size());
+            own.insert(full, cut);
+        }
+        let steps: BTreeMap<String, u64> = steps
+            .iter()
+            .filter(|(name, _)| params.by_name(name).is_some())
+            .map(|(n, s)| (n.clone(), *s))
+            .collect();
+        match &self.shares {
+            None => self.adamw.restore(params, own, &steps),
+            Some(shares) => {
+                let set = shares.own(params)?;
+                let (own, steps) = shares.pick(params, self.adamw.kinds(), own, &steps);
+                self.adamw.restore(&set, own, &steps)
+            }
+        }
+    }
+}

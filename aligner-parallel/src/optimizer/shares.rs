@@ -1,0 +1,229 @@
+//! Which elements of which parameters a data-parallel rank updates.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use aligner_core::ops::host::{to_vec, update_slice, with_slice};
+use aligner_core::{Communicator, Param, ParamSet, Phase, Result, Tensor};
+
+use crate::cut::{share, zeros};
+use crate::flat::{buckets, present};
+
+const SCATTER: Phase = Phase::new("sums of gradients, shared out");
+const GATHER: Phase = Phase::new("updated parameters");
+const STATE: Phase = Phase::new("the optimizer's state");
+
+type Named = (String, Vec<usize>, Tensor<1>);
+
+/// The trained parameters, end to end in buckets, of each of which every rank has an equal part.
+pub(super) struct Shares {
+    ranks: Arc<dyn Communicator>,
+    /// By bucket: the parameters in it, with their ranges in it.
+    buckets: Vec<Vec<(usize, Range<usize>)>>,
+}
+
+impl Shares {
+    pub(super) fn new(params: &ParamSet, ranks: Arc<dyn Communicator>) -> Self {
+        let all: Vec<&Param> = params.iter().collect();
+        let trained: Vec<usize> = (0..all.len()).filter(|&at| all[at].trainable).collect();
+        let bucket = |places: &[usize]| {
+            let mut start = 0;
+            let range = |&at: &usize| {
+                start += all[at].elements();
+                (at, start - all[at].elements()..start)
+            };
+            places.iter().map(range).collect()
+        };
+        let buckets = buckets(&trained, |at| all[at].elements()).into_iter().map(bucket).collect();
+        Self { ranks, buckets }
+    }
+
+    /// Elements of a bucket, and a rank's part of it.
+    fn part(&self, bucket: &[(usize, Range<usize>)], rank: usize) -> Range<usize> {
+        let elements = bucket.last().map_or(0, |(_, range)| range.end);
+        share(elements, rank, self.ranks.size())
+    }
+
+    /// What a rank has of each parameter of a bucket: the parameter, where in it, and where in the bucket.
+    fn held(
+        &self,
+        bucket: &[(usize, Range<usize>)],
+        rank: usize,
+    ) -> Vec<(usize, Range<usize>, Range<usize>)> {
+        let part = self.part(bucket, rank);
+        let held = |(at, range): &(usize, Range<usize>)| {
+            let both = range.start.max(part.start)..range.end.min(part.end);
+            (!both.is_empty()).then(|| (*at, both.start - range.start..both.end - range.start, both))
+        };
+        bucket.iter().filter_map(held).collect()
+    }
+
+    fn mine(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let rank = self.ranks.rank();
+        self.buckets.iter().flat_map(move |bucket| self.held(bucket, rank)).map(|(at, range, _)| (at, range))
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.mine().map(|(_, range)| range.len()).sum()
+    }
+
+    /// Sums gradients over the ranks; what is left is this rank's own elements of each parameter.
+    pub(super) fn reduce(
+        &self,
+        params: &ParamSet,
+        gradients: &mut [Option<Tensor<1>>],
+    ) -> Result<Vec<Option<Tensor<1>>>> {
+        let present = present(self.ranks.as_ref(), gradients.iter().map(Option::is_some), SCATTER)?;
+        let all: Vec<&Param> = params.iter().collect();
+        let mut own = vec![None; all.len()];
+        for bucket in &self.buckets {
+            let parts = bucket.iter().map(|(at, _)| {
+                gradients[*at].take().unwrap_or_else(|| zeros(all[*at], &all[*at].value.device()))
+            });
+            let flat = Tensor::cat(parts.collect(), 0);
+            let part = |rank| {
+                let part = self.part(bucket, rank);
+                flat.clone().narrow(0, part.start, part.len())
+            };
+            let parts = (0..self.ranks.size()).map(part).collect();
+            let mut sum: Option<Tensor<1>> = None;
+            for part in self.ranks.all_to_all(parts, SCATTER)? {
+                sum = Some(match sum {
+                    Some(sum) => sum + part,
+                    None => part,
+                });
+            }
+            let Some(sum) = sum else { continue };
+            let start = self.part(bucket, self.ranks.rank()).start;
+            for (at, _, place) in self.held(bucket, self.ranks.rank()) {
+                own[at] = present[at].then(|| sum.clone().narrow(0, place.start - start, place.len()));
+            }
+        }
+        Ok(own)
+    }
+
+    /// This rank's elements of the parameters, under the parameters' names.
+    pub(super) fn own(&self, params: &ParamSet) -> Result<ParamSet> {
+        let all: Vec<&Param> = params.iter().collect();
+        let mut own = ParamSet::default();
+        for (at, range) in self.mine() {
+            let slice = with_slice(&all[at].value, |values| values[range].to_vec());
+            own.insert_data(
+                all[at].name.as_str(),
+                &slice_shape(all[at], slice.len()),
+                slice,
+                &all[at].value.device(),
+            )?;
+        }
+        Ok(own)
+    }
+
+    /// Of gradients for all parameters those for [`Shares::own`].
+    pub(super) fn of_own(&self, gradients: &[Option<Tensor<1>>]) -> Vec<Option<Tensor<1>>> {
+        self.mine().map(|(at, _)| gradients[at].clone()).collect()
+    }
+
+    /// Writes every rank's elements to every rank's parameters.
+    pub(super) fn spread(&self, own: &ParamSet, params: &mut ParamSet) -> Result<()> {
+        for bucket in &self.buckets {
+            let parts =
+                self.collect(bucket, |at| own.by_name(&name(params, at)).map(|param| param.value.clone()))?;
+            let mut all: Vec<&mut Param> = params.iter_mut().collect();
+            for (rank, part) in parts.iter().enumerate() {
+                let start = self.part(bucket, rank).start;
+                for (at, range, place) in self.held(bucket, rank) {
+                    let new = &part[place.start - start..place.end - start];
+                    update_slice(&mut all[at].value, |values| values[range].copy_from_slice(new));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank's elements of a bucket.
+    fn collect(
+        &self,
+        bucket: &[(usize, Range<usize>)],
+        own: impl Fn(usize) -> Option<Tensor<1>>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut values = Vec::new();
+        for (at, range, _) in self.held(bucket, self.ranks.rank()) {
+            match own(at) {
+                Some(own) => values.extend(to_vec(&own)),
+                None => values.resize(values.len() + range.len(), 0.0),
+            }
+        }
+        let values = Tensor::from_floats(values.as_slice(), &aligner_core::Device::flex());
+        Ok(self.ranks.all_gather_uneven(values, GATHER)?.iter().map(to_vec).collect())
+    }
+
+    /// The state of this rank's elements as that of its whole parameters.
+    pub(super) fn gather(
+        &self,
+        params: &ParamSet,
+        kinds: &[&str],
+        tensors: Vec<Named>,
+        steps: &BTreeMap<String, u64>,
+    ) -> Result<(Vec<Named>, BTreeMap<String, u64>)> {
+        let own: BTreeMap<String, Tensor<1>> =
+            tensors.into_iter().map(|(name, _, tensor)| (name, tensor)).collect();
+        let all: Vec<&Param> = params.iter().collect();
+        let mut counts: Vec<f64> =
+            all.iter().map(|param| steps.get(&param.name).map_or(0.0, |&steps| steps as f64)).collect();
+        self.ranks.all_reduce_host(&mut counts, aligner_core::Reduce::Max, STATE)?;
+        let mut whole = Vec::new();
+        for bucket in &self.buckets {
+            for kind in kinds {
+                let full = |at: usize| format!("{kind}.{}", all[at].name);
+                let parts = self.collect(bucket, |at| own.get(&full(at)).cloned())?;
+                let flat = Tensor::<1>::from_floats(parts.concat().as_slice(), &aligner_core::Device::flex());
+                for (at, range) in bucket.iter().filter(|(at, _)| counts[*at] > 0.0) {
+                    let tensor = flat.clone().narrow(0, range.start, range.len());
+                    whole.push((full(*at), all[*at].shape.clone(), tensor));
+                }
+            }
+        }
+        let counts = all.iter().zip(counts).filter(|(_, count)| *count > 0.0);
+        Ok((whole, counts.map(|(param, count)| (param.name.clone(), count as u64)).collect()))
+    }
+
+    /// Of the state of whole parameters that of this rank's elements.
+    pub(super) fn pick(
+        &self,
+        params: &ParamSet,
+        kinds: &[&str],
+        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        steps: &BTreeMap<String, u64>,
+    ) -> (BTreeMap<String, (Vec<usize>, Vec<f32>)>, BTreeMap<String, u64>) {
+        let all: Vec<&Param> = params.iter().collect();
+        let (mut own, mut counts) = (BTreeMap::new(), BTreeMap::new());
+        for (at, range) in self.mine() {
+            let param = all[at];
+            if let Some(&count) = steps.get(&param.name) {
+                counts.insert(param.name.clone(), count);
+            }
+            for kind in kinds {
+                let full = format!("{kind}.{}", param.name);
+                if let Some((_, values)) = tensors.get(&full) {
+                    let slice = values[range.clone()].to_vec();
+                    own.insert(full, (slice_shape(param, slice.len()), slice));
+                }
+            }
+        }
+        (own, counts)
+    }
+}
+
+/// A slice of a parameter has the parameter's rank: whether it decays hangs on that.
+fn slice_shape(param: &Param, len: usize) -> Vec<usize> {
+    let mut shape = vec![1; param.shape.len()];
+    if let Some(last) = shape.last_mut() {
+        *last = len;
+    }
+    shape
+}
+
+fn name(params: &ParamSet, at: usize) -> String {
+    params.iter().nth(at).map_or_else(String::new, |param| param.name.clone())
+}

@@ -1,0 +1,199 @@
+//! One rank's part of a model, as a policy: all ranks together compute what one rank would.
+
+mod forwarded;
+mod pipeline;
+
+use std::sync::Arc;
+
+use aligner_core::model::{CausalLm, Llama, ModelConfig, Stage, Work};
+use aligner_core::shard::Split;
+use aligner_core::{
+    Batch, Communicator, Error, Forward, Gradients, LossFn, Needs, Param, ParamSet, Phase, Policy, Result,
+};
+
+use crate::cut::{cut, rank_config, stage_names};
+use crate::flat::all_reduce_together;
+use crate::pieces::Pieces;
+use crate::tensor::Seams;
+use crate::{Axis, MeshComms, PipelineSchedule};
+use pipeline::Pipeline;
+
+const SHARED: Phase = Phase::new("gradients of parameters that ranks share");
+const TIES: Phase = Phase::new("forming the group of a tied embedding");
+
+/// How a model is cut, beside the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cut {
+    /// Whether norms work on parts of the rows, where matrices are split (Korthikanti et al. 2022).
+    pub sequence: bool,
+    /// The order of a pipeline's passes.
+    pub schedule: PipelineSchedule,
+    /// Parts of the depth that each pipeline rank has; more than 1 with the interleaved schedule alone.
+    pub chunks: usize,
+}
+
+/// A rank's part of a language model, or of a scalar model on the same body, on a mesh.
+///
+/// All ranks of a data-parallel group, those that differ along `tp`, `cp` and `pp`, pass the same batches and
+/// get the same values. Gradients are those of this rank's own parameters, and still to be summed over
+/// [`MeshComms::gradients`].
+#[derive(Clone)]
+pub struct ParallelLm {
+    /// The whole model's shape.
+    config: Arc<ModelConfig>,
+    pieces: Arc<Pieces>,
+    /// This rank's parts of the depth, without parameters.
+    parts: Vec<CausalLm>,
+    params: ParamSet,
+    comms: MeshComms,
+    /// The first and the last pipeline rank, where they share an embedding and this is one of them.
+    ties: Option<Arc<dyn Communicator>>,
+    pipeline: Option<Pipeline>,
+    sequence: bool,
+}
+
+impl ParallelLm {
+    /// Cuts `model`, which every rank has whole, as the mesh asks.
+    ///
+    /// # Errors
+    /// A model that the mesh does not divide, with all reasons; what the communicators report.
+    pub fn new(model: &CausalLm, comms: &MeshComms, how: Cut) -> Result<Self> {
+        let (mesh, config) = (comms.mesh(), model.config());
+        mesh.check(config, 0)?;
+        let chunks = how.chunks.max(1);
+        let (depth, tensor) = (comms.along(Axis::Pipeline), comms.along(Axis::Tensor));
+        let parts = depth.size() * chunks;
+        if !config.num_layers.is_multiple_of(parts) {
+            let layers = config.num_layers;
+            return Err(Error::Invalid(format!(
+                "{parts} parts of the depth (pp times chunks) do not divide num_hidden_layers={layers}"
+            )));
+        }
+        let stages: Vec<Stage> =
+            (0..chunks).map(|chunk| Stage::new(config, chunk * depth.size() + depth.rank(), parts)).collect();
+        let names = stage_names(model.params(), config, &stages);
+        let params = cut(model.params(), &names, tensor.rank(), tensor.size())?;
+        let own = rank_config(config, tensor.size())?;
+        let seams: Arc<Seams> = Arc::new(Seams::new(
+            tensor.clone(),
+            comms.along(Axis::Context).clone(),
+            how.sequence,
+            config.vocab_size,
+        ));
+        let part = |stage: &Stage| {
+            let part = model.reshaped(own.clone(), params.clone(), stage.clone())?;
+            Ok(part.with_shard(seams.clone()).on(ParamSet::default()))
+        };
+        let is_tied = config.tie_embeddings && config.num_labels.is_none() && depth.size() > 1;
+        let ties = is_tied.then(|| {
+            let is_end = depth.rank() == 0 || depth.rank() + 1 == depth.size();
+            let group = depth.split(usize::from(is_end), depth.rank(), TIES)?;
+            Ok::<_, Error>(is_end.then_some(group))
+        });
+        let pipeline = (depth.size() > 1).then(|| Pipeline::new(depth, how.schedule, chunks)).transpose()?;
+        Ok(Self {
+            config: Arc::new(config.clone()),
+            pieces: Arc::new(Pieces::new(model.params(), comms, is_tied)),
+            parts: stages.iter().map(part).collect::<Result<_>>()?,
+            params,
+            comms: comms.clone(),
+            ties: ties.transpose()?.flatten(),
+            pipeline,
+            sequence: how.sequence && tensor.size() > 1,
+        })
+    }
+
+    /// The whole model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where this rank's parameters lie in the whole model's.
+    pub fn pieces(&self) -> &Arc<Pieces> {
+        &self.pieces
+    }
+
+    /// What a pass over `batch` works on, the same on every stage.
+    fn work(&self, batch: &Batch) -> Result<Work> {
+        let vocab = self.config.vocab_size;
+        if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocab) {
+            return Err(Error::Invalid(format!("token {token} is out of range: there are {vocab}")));
+        }
+        self.parts[0].work(batch)
+    }
+
+    /// The residual stream between stages, `[rows, hidden]`.
+    fn stream_shape(&self, work: &Work) -> [usize; 2] {
+        let ranks = if self.sequence { self.comms.along(Axis::Tensor).size() } else { 1 };
+        [work.tokens().div_ceil(ranks), self.config.hidden_size]
+    }
+
+    /// The rank's part at a place of its depth, on its parameters.
+    fn part(&self, chunk: usize) -> CausalLm {
+        self.parts[chunk].on(self.params.clone())
+    }
+
+    /// Adds up the gradients of parameters that several ranks of a model have.
+    fn share(&self, gradients: &mut Gradients) -> Result<()> {
+        gradients.values.resize(self.params.len(), None);
+        let is_partial = |param: &Param| match Llama::split(&param.name) {
+            Split::Inside => true,
+            Split::Stream => self.sequence,
+            Split::Whole | Split::Outputs | Split::Inputs => false,
+        };
+        let tensor = self.comms.along(Axis::Tensor);
+        all_reduce_together(tensor.as_ref(), &mut gradients.values, &self.params, is_partial, SHARED)?;
+        if let Some(ties) = &self.ties {
+            let is_tied = |param: &Param| param.name.contains("embed_tokens");
+            all_reduce_together(ties.as_ref(), &mut gradients.values, &self.params, is_tied, SHARED)?;
+        }
+        Ok(())
+    }
+}
+
+impl Policy for ParallelLm {
+    fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
+        match &self.pipeline {
+            None => self.part(0).forward(batch, needs),
+            Some(pipeline) => pipeline.forward(self, batch, needs),
+        }
+    }
+
+    fn params(&self) -> &ParamSet {
+        &self.params
+    }
+
+    fn params_mut(&mut self) -> &mut ParamSet {
+        &mut self.params
+    }
+
+    fn whole(&self) -> Result<ParamSet> {
+        if self.pipeline.is_none() && self.comms.along(Axis::Tensor).size() == 1 {
+            return Ok(self.params.clone());
+        }
+        self.pieces.join_all(&self.params)
+    }
+
+    fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {
+        Box::new(Self { params, ..self.clone() })
+    }
+
+    fn begin_step(&mut self, step: u64) {
+        self.parts.iter_mut().for_each(|part| part.begin_step(step));
+    }
+
+    fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
+        let result = match &self.pipeline {
+            None => self.part(0).accumulate(micro, needs, loss),
+            Some(pipeline) => pipeline.accumulate(self, micro, needs, loss),
+        };
+        // A rank that has failed still takes part: the others would wait for it.
+        let mut gradients = match &result {
+            Ok(gradients) => gradients.clone(),
+            Err(Error::Collective(_)) => return result,
+            Err(_) => Gradients::default(),
+        };
+        self.share(&mut gradients)?;
+        result.map(|_| gradients)
+    }
+}
