@@ -6,18 +6,21 @@ mod state;
 
 use std::sync::Arc;
 
-use aligner_core::optim::{AdamW, LearningRate, Norm, clip_coefficient, first_not_finite, global_norm};
+use aligner_core::optim::{AdamW, LearningRate, Optimizer, clip_coefficient, first_not_finite};
 use aligner_core::{
-    Algorithm, Batch, Communicator, Error, Gradients, Group, Metrics, Needs, Per, Policy, Result, StepBatch,
-    finite_sum,
+    Algorithm, Batch, Communicator, Error, Gradients, Group, Metrics, Needs, Per, Phase, Policy, Reduce,
+    Result, StepBatch, finite_sum,
 };
 
 use crate::gradients::{first_alone, gradients};
 use crate::guarded::Guarded;
 use crate::micro_batch::micro_batches;
-use ranks::{agree, sum_gradients, sum_metrics};
+use ranks::{Replicated, agree, sum_metrics};
 
 pub use config::LearnerConfig;
+pub use ranks::TrainingRanks;
+
+const SAMPLES: Phase = Phase::new("sums over the samples of a step");
 
 /// Trains a policy with any [`Algorithm`], on one rank or many.
 ///
@@ -28,8 +31,8 @@ pub struct Learner {
     policy: Box<dyn Policy>,
     config: LearnerConfig,
     rate: LearningRate,
-    optimizer: AdamW,
-    comm: Arc<dyn Communicator>,
+    optimizer: Box<dyn Optimizer>,
+    ranks: TrainingRanks,
     step: u64,
     tokens: u64,
 }
@@ -55,11 +58,26 @@ impl Learner {
         total_steps: u64,
         comm: Arc<dyn Communicator>,
     ) -> Result<Self> {
-        if let Some(error) = config.errors().into_iter().next() {
-            return Err(error);
-        }
-        let (rate, optimizer) = (config.rate(total_steps)?, AdamW::new(config.adamw())?);
-        Ok(Self { policy, config, rate, optimizer, comm, step: 0, tokens: 0 })
+        check(&config)?;
+        let optimizer = Box::new(Replicated::new(comm.clone(), AdamW::new(config.adamw())?));
+        let ranks = TrainingRanks { all: comm.clone(), batches: comm };
+        Self::on_ranks(policy, config, total_steps, ranks, optimizer)
+    }
+
+    /// A learner of a policy that several ranks hold parts of, with the optimizer that knows the parts.
+    ///
+    /// # Errors
+    /// As [`Learner::new`].
+    pub fn on_ranks(
+        policy: Box<dyn Policy>,
+        config: LearnerConfig,
+        total_steps: u64,
+        ranks: TrainingRanks,
+        optimizer: Box<dyn Optimizer>,
+    ) -> Result<Self> {
+        check(&config)?;
+        let rate = config.rate(total_steps)?;
+        Ok(Self { policy, config, rate, optimizer, ranks, step: 0, tokens: 0 })
     }
 
     /// The policy with its parameters as they are now. An engine that keeps a clone of the
@@ -108,7 +126,7 @@ impl Learner {
     pub fn credit(&self, algorithm: &dyn Algorithm, mut step: StepBatch) -> Result<StepBatch> {
         // Whoever fails here has to tell the others, which may be on their way into a sum.
         let finite = step.groups.iter().try_for_each(check_finite);
-        step.comm = Some(self.comm.clone());
+        step.comm = Some(self.ranks.batches.clone());
         step.sum_over_ranks(finite.map(|()| []))?;
         self.guarded(algorithm).credit(&mut step)?;
         Ok(step)
@@ -127,11 +145,10 @@ impl Learner {
             Ok((packed, gradients))
         });
         let mut totals = local.as_ref().map_or([0.0; 2], |(packed, _)| [packed.count, packed.tokens]);
-        let (packed, mut gradients) = agree(self.comm.as_ref(), local, &mut totals)?;
+        let (packed, mut gradients) = agree(&self.ranks, local, &mut totals)?;
         let [count, tokens] = totals;
         check_count(count)?;
-        sum_gradients(self.comm.as_ref(), &mut gradients, self.policy.params())?;
-        let grad_norm = global_norm(&gradients.values, Norm::L2) / count;
+        let grad_norm = self.optimizer.sum(self.policy.params(), &mut gradients.values)? / count;
         if !grad_norm.is_finite() {
             return Err(self.blame(algorithm, &packed.groups, &gradients));
         }
@@ -143,7 +160,7 @@ impl Learner {
         let mut metrics = gradients.metrics;
         metrics.merge(&logged);
         metrics.add("loss", gradients.loss_sum, packed.count);
-        sum_metrics(self.comm.as_ref(), &mut metrics)?;
+        sum_metrics(self.ranks.batches.as_ref(), &mut metrics)?;
         metrics.set("grad_norm", grad_norm);
         metrics.set("learning_rate", learning_rate);
         metrics.set("num_tokens", self.tokens as f64);
@@ -170,10 +187,43 @@ impl Learner {
             metrics.add("loss", loss_sum, packed.count);
             Ok(metrics)
         });
-        let mut metrics = agree(self.comm.as_ref(), work, &mut [])?;
-        sum_metrics(self.comm.as_ref(), &mut metrics)?;
+        let mut metrics = agree(&self.ranks, work, &mut [])?;
+        sum_metrics(self.ranks.batches.as_ref(), &mut metrics)?;
         add_perplexity(&mut metrics);
         Ok(metrics)
+    }
+
+    /// The mean over the samples of all ranks with batches of their own, of which this one has `count` with the
+    /// mean `own`, and how many there are; none where no rank has one.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub(crate) fn mean_over_ranks(&self, own: Option<f64>, count: usize) -> Result<Option<(f64, usize)>> {
+        let count = if own.is_some() { count } else { 0 };
+        if self.ranks.batches.size() == 1 {
+            return Ok(own.map(|own| (own, count)));
+        }
+        let mut sums = [own.unwrap_or(0.0) * count as f64, count as f64];
+        self.ranks.batches.all_reduce_host(&mut sums, Reduce::Sum, SAMPLES)?;
+        Ok((sums[1] > 0.0).then(|| (sums[0] / sums[1], sums[1] as usize)))
+    }
+
+    /// The largest of a count over the ranks with batches of their own.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub(crate) fn most_over_ranks(&self, own: usize) -> Result<usize> {
+        let mut most = [own as f64];
+        self.ranks.batches.all_reduce_host(&mut most, Reduce::Max, SAMPLES)?;
+        Ok(most[0] as usize)
+    }
+
+    /// Adds up what ranks with batches of their own have measured.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub(crate) fn share_metrics(&self, metrics: &mut Metrics) -> Result<()> {
+        sum_metrics(self.ranks.batches.as_ref(), metrics)
     }
 
     /// Groups that have their credit in micro-batches by token budget.
@@ -189,7 +239,7 @@ impl Learner {
         let mut count = algorithm.per().count(&groups);
         if matches!(algorithm.per(), Per::Constant(_)) {
             // The counts of all ranks are summed: a constant is shared among them.
-            count /= self.comm.size() as f64;
+            count /= self.ranks.batches.size() as f64;
         }
         Ok(Packed { groups, batches, count, tokens })
     }
@@ -238,6 +288,10 @@ pub(crate) fn check_finite(group: &Group) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn check(config: &LearnerConfig) -> Result<()> {
+    config.errors().into_iter().next().map_or(Ok(()), Err)
 }
 
 fn check_count(count: f64) -> Result<()> {

@@ -55,7 +55,7 @@ pub use best_of_n::{BestOfN, BestOfNConfig};
 pub use dpo::{Dpo, DpoConfig, DpoLoss};
 pub use grpo::{Grpo, GrpoConfig, GrpoLoss};
 pub use guarded::Guarded;
-pub use learner::{Learner, LearnerConfig};
+pub use learner::{Learner, LearnerConfig, TrainingRanks};
 pub use micro_batch::micro_batches;
 pub use online::{
     AdaptiveKlConfig, Critic, EngineWeights, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts,

@@ -9,6 +9,7 @@ mod measures;
 mod score_log;
 mod scoring;
 mod state;
+mod team;
 mod warnings;
 
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aligner_core::{Algorithm, Detokenize, Engine, Error, Group, Metrics, Result};
+use aligner_core::{Algorithm, Communicator, Detokenize, Engine, Error, Group, Metrics, Result};
 
 use crate::learner::Learner;
 use crate::reference::Reference;
@@ -24,6 +25,7 @@ use crate::rewards::RewardParts;
 use collect::{Collector, Rollout};
 use learn::{Learned, Teacher};
 use scoring::Scorer;
+use team::Team;
 
 pub use collect::Prompts;
 pub use config::{AdaptiveKlConfig, EngineWeights, OldLogps, RolloutConfig};
@@ -42,6 +44,7 @@ pub type Watch = dyn FnMut(&'static str, usize, usize) + Send;
 pub struct Online {
     collector: Collector,
     teacher: Teacher,
+    team: Team,
     /// Steps that were asked for: ahead of those that were learned by what waits.
     born: u64,
     /// Scored samples that wait, the oldest first.
@@ -66,6 +69,8 @@ pub struct OnlineParts {
     pub critic: Option<Critic>,
     /// Is told how far a step is.
     pub watch: Box<Watch>,
+    /// The ranks that share the model, and its batches: each draws a part of a step's samples.
+    pub team: Option<Arc<dyn Communicator>>,
 }
 
 /// What one step did.
@@ -86,13 +91,14 @@ impl Online {
         if let Some(error) = config.errors().into_iter().next() {
             return Err(error);
         }
-        let OnlineParts { engine, rewards, score_log, text, stop_tokens, reference, critic, watch } = parts;
+        let OnlineParts { engine, rewards, score_log, text, stop_tokens, reference, critic, watch, team } =
+            parts;
         let kl = config.kl_controller()?;
         let sampling = config.sampling(seed, stop_tokens);
         let teacher = Teacher { config: config.clone(), reference, critic, kl, seed, step: 0 };
         let rewards = Scorer::new(rewards, score_log.as_deref())?;
         let collector = Collector { config, sampling, engine, rewards, text, carried: Vec::new(), watch };
-        Ok(Self { collector, teacher, born: 0, waiting: VecDeque::new() })
+        Ok(Self { collector, teacher, team: Team::new(team), born: 0, waiting: VecDeque::new() })
     }
 
     /// Steps that were learned.
@@ -107,6 +113,8 @@ impl Online {
 
     /// One step: `wanted` prompts answered and scored, and what `algorithm` learns from them.
     ///
+    /// Where ranks share the model, `wanted` counts those of all of them, and `prompts` gives this rank's.
+    ///
     /// # Errors
     /// What engine, rewards, algorithm or learner cannot do.
     pub fn step(
@@ -117,21 +125,22 @@ impl Online {
         prompts: &mut Prompts<'_>,
     ) -> Result<Iteration> {
         let began = Instant::now();
+        let own = self.team.share(wanted);
         while self.waiting.len() < self.collector.config.max_staleness {
-            let rollout = self.collector.collect(wanted, self.born, prompts)?;
+            let rollout = self.collector.collect(own, self.born, prompts)?;
             self.born += 1;
-            self.waiting.push_back(rollout.groups);
+            self.waiting.push_back(self.team.together(rollout.groups)?);
         }
         let (rollout, learned) = if let Some(groups) = self.waiting.pop_front() {
-            self.learn_beside(algorithm, learner, groups, wanted, prompts)?
+            self.learn_beside(algorithm, learner, groups, own, prompts)?
         } else {
-            let mut rollout = self.collector.collect(wanted, self.born, prompts)?;
-            let groups = std::mem::take(&mut rollout.groups);
+            let mut rollout = self.collector.collect(own, self.born, prompts)?;
+            let groups = self.team.together(std::mem::take(&mut rollout.groups))?;
             (rollout, self.teacher.learn(algorithm, learner, groups)?)
         };
         self.born += 1;
         let refitting = Instant::now();
-        self.collector.engine.refit(learner.policy().params(), learner.steps())?;
+        self.collector.engine.refit(&learner.policy().whole()?, learner.steps())?;
         let refit = refitting.elapsed();
         self.teacher.step += 1;
         let Learned { mut metrics, groups, judging, updating } = learned;
@@ -168,17 +177,18 @@ impl Online {
             let rollout = drawing.join().unwrap_or_else(|_| panicked());
             rollout.and_then(|rollout| Ok((rollout, learned?)))
         })?;
-        self.waiting.push_back(std::mem::take(&mut rollout.groups));
+        self.waiting.push_back(self.team.together(std::mem::take(&mut rollout.groups))?);
         Ok((rollout, learned))
     }
 
     /// Responses of the policy as it is to held-out prompts, scored: one response each, with the draws' keys of
     /// step `u64::MAX`, so that each time is asked the same. The reference, where there is one, judges them too.
+    /// Where ranks share the model, each has its own `prompts` and gets the responses to all.
     ///
     /// # Errors
     /// What engine, rewards and reference cannot do.
     pub fn evaluate(&mut self, prompts: Vec<aligner_core::Prompt>) -> Result<Vec<Group>> {
-        let mut groups = self.collector.held_out(prompts)?;
+        let mut groups = self.team.together(self.collector.held_out(prompts)?)?;
         if let Some(reference) = &mut self.teacher.reference {
             reference.fill(&mut groups)?;
         }

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    Registry, chat, check_algorithm, completions, eval, fetch, generate, inspect, merge, plan, serve, train,
+    Registry, chat, check_algorithm, completions, eval, fetch, generate, inspect, launch, merge, plan, serve,
+    train,
 };
 
 /// Aligns language models: supervised fine-tuning, reward models, preference optimisation, reinforcement learning.
@@ -25,6 +26,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Train(train::Arguments),
+    Launch(launch::Arguments),
     Eval(eval::Arguments),
     Generate(generate::Arguments),
     Chat(chat::Arguments),
@@ -41,6 +43,7 @@ impl Command {
     pub(crate) fn run(self, registry: &Registry) -> anyhow::Result<ExitCode> {
         match self {
             Self::Train(arguments) => train::run(&arguments, registry),
+            Self::Launch(arguments) => launch::run(&arguments, registry),
             Self::Eval(arguments) => eval::run(&arguments, registry).map(done),
             Self::Generate(arguments) => generate::run(&arguments).map(done),
             Self::Chat(arguments) => chat::run(&arguments).map(done),

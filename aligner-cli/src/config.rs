@@ -3,6 +3,7 @@
 mod check;
 mod failure;
 mod lora;
+mod mesh;
 mod overrides;
 mod problem;
 mod read;
@@ -17,6 +18,7 @@ use anyhow::Context as _;
 use toml::de::DeTable;
 
 pub use lora::LoraSection;
+pub use mesh::MeshSection;
 pub use sections::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
 
 pub(crate) use check::not_a_model;

@@ -10,6 +10,7 @@ use anyhow::ensure;
 
 use crate::arguments::RunFile;
 use crate::progress::{result, say};
+use crate::ranks::Ranks;
 use crate::report::STANDARD_ERROR;
 use crate::train::rewards_of;
 use crate::wire::{self, Beside, Data, LoadedModel, Subject};
@@ -96,7 +97,7 @@ fn drawn(
     let prompts: Vec<Prompt> = groups.into_iter().filter_map(wire::prompt_of).collect();
     let longest_prompt = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     let beside = Beside { longest_prompt, ..Beside::default() };
-    let (mut online, _) = wire::online(run, base, policy, beside)?;
+    let (mut online, _) = wire::online(run, &Ranks::one(), base, policy, beside)?;
     rewards_of(&mut online, prompts)
 }
 

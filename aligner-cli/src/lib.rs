@@ -21,9 +21,11 @@ mod generate;
 mod hang;
 mod inspect;
 mod interrupt;
+mod launch;
 mod merge;
 mod plan;
 mod progress;
+mod ranks;
 mod registry;
 mod report;
 mod rundir;
@@ -35,7 +37,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use config::{
-    CriticConfig, DataConfig, LoraSection, ModelConfig, ReferenceConfig, Run, RunConfig, RunSection,
+    CriticConfig, DataConfig, LoraSection, MeshSection, ModelConfig, ReferenceConfig, Run, RunConfig,
+    RunSection,
 };
 pub use registry::Registry;
 pub use report::Report;

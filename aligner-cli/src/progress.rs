@@ -1,6 +1,7 @@
 //! What the user sees while something runs: a bar on a terminal, plain lines elsewhere. All of it
 //! goes to standard error; results go to standard output.
 
+use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,8 +41,21 @@ fn colour_wanted() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+thread_local! {
+    /// Whether this thread is a rank that says nothing, since another one does.
+    static HUSHED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says nothing more from this thread, or speaks again.
+pub(crate) fn hush(hushed: bool) {
+    HUSHED.set(hushed);
+}
+
 /// A line on standard error, above the bar if there is one.
 pub(crate) fn say(line: &str) {
+    if HUSHED.get() {
+        return;
+    }
     // One write call: the bar is drawn again after each.
     let _ = AboveBar.write_all(format!("{line}\n").as_bytes());
 }
@@ -100,13 +114,15 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 impl Steps {
     /// Starts at step `first` of `total`; `what` names the value that is shown of each.
     pub(crate) fn start(what: &'static str, first: u64, total: u64) -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
+        let bar = (io::stderr().is_terminal() && !HUSHED.get()).then(|| {
             let bar = ProgressBar::new(total).with_position(first).with_style(style());
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(250));
             bar
         });
-        BAR.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&bar);
+        if bar.is_some() {
+            BAR.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&bar);
+        }
         Self { bar, what, total, started: Instant::now(), first, last_line: None }
     }
 
@@ -137,8 +153,8 @@ impl Steps {
 
 impl Drop for Steps {
     fn drop(&mut self) {
-        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(bar) = &self.bar {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
             bar.finish_and_clear();
         }
     }
@@ -161,7 +177,7 @@ impl Count {
     pub(crate) fn start(what: &'static str, total: usize) -> Self {
         let total = total as u64;
         let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
-        let bar = (io::stderr().is_terminal() && shown.is_none()).then(|| {
+        let bar = (io::stderr().is_terminal() && shown.is_none() && !HUSHED.get()).then(|| {
             let counted = if total == 0 { ProgressStyle::default_spinner() } else { style() };
             let bar = ProgressBar::new(total).with_style(counted);
             bar.set_message(what);
@@ -181,6 +197,8 @@ impl Count {
         let steps = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(bar) = &self.bar {
             bar.set_position(done);
+        } else if HUSHED.get() {
+            // Another rank counts.
         } else if let Some(bar) = steps {
             bar.set_message(format!("{} {done}/{}", self.what, self.total));
         } else if self.last_line.elapsed() >= LINE_INTERVAL && done < self.total {

@@ -31,7 +31,7 @@ pub(crate) struct Built {
     pub(crate) loss_at_reference: Option<f64>,
 }
 
-type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<dyn Algorithm>, toml::Value)>;
+type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<dyn Algorithm>, toml::Value)> + Send + Sync;
 
 /// The algorithms that a run file may name.
 ///
@@ -100,7 +100,7 @@ impl Registry {
     pub fn with<C, A>(
         mut self,
         name: &'static str,
-        build: impl Fn(C) -> aligner_core::Result<A> + 'static,
+        build: impl Fn(C) -> aligner_core::Result<A> + Send + Sync + 'static,
     ) -> Self
     where
         C: DeserializeOwned + Serialize,
@@ -129,7 +129,7 @@ impl Registry {
     pub fn with_reward<C, R>(
         mut self,
         kind: &'static str,
-        build: impl Fn(C) -> aligner_core::Result<R> + 'static,
+        build: impl Fn(C) -> aligner_core::Result<R> + Send + Sync + 'static,
     ) -> Self
     where
         C: DeserializeOwned + Serialize,

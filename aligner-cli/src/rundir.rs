@@ -54,8 +54,8 @@ pub(crate) struct RunDir {
     path: PathBuf,
     /// Whether what an earlier run has left goes when this one begins.
     anew: bool,
-    /// Held until the process ends; the kernel lets go of it also after a kill.
-    _lock: File,
+    /// Held until the process ends; the kernel lets go of it also after a kill. The main rank has it.
+    _lock: Option<File>,
 }
 
 /// What `--overwrite` removes, the directories first: a kill half way leaves what is still a run. The
@@ -103,7 +103,12 @@ impl RunDir {
         }
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let anew = !begun || existing == Existing::Overwrite;
-        Ok(Self { path: path.to_path_buf(), anew, _lock: lock(path)? })
+        Ok(Self { path: path.to_path_buf(), anew, _lock: Some(lock(path)?) })
+    }
+
+    /// The directory that the main rank has opened, for another rank, which writes nothing there.
+    pub(crate) fn follow(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), anew: false, _lock: None }
     }
 
     /// Writes the configuration, and removes an earlier run's files where this one starts anew: to be
@@ -156,9 +161,10 @@ impl RunDir {
         self.path.join("rollouts.jsonl")
     }
 
-    /// What rewards have said since the last checkpoint.
-    pub(crate) fn scores(&self) -> PathBuf {
-        self.path.join("scores.jsonl")
+    /// What a rank's rewards have said since the last checkpoint.
+    pub(crate) fn scores(&self, rank: usize) -> PathBuf {
+        let name = if rank == 0 { "scores.jsonl".into() } else { format!("scores.{rank}.jsonl") };
+        self.path.join(name)
     }
 
     pub(crate) fn report(&self) -> PathBuf {

@@ -11,10 +11,14 @@ mod warnings;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+
+use aligner_core::Communicator;
 
 use crate::arguments::RunFile;
 use crate::interrupt::{EXIT_CODE, Interrupt};
 use crate::progress::{result, say};
+use crate::ranks::Ranks;
 use crate::rundir::Existing;
 use crate::{Registry, Run};
 pub(crate) use answers::engine_config;
@@ -54,15 +58,45 @@ enum Ending {
     Interrupted(u64),
 }
 
+impl Arguments {
+    /// Looks for mistakes in the run file, and whether it is for so many ranks.
+    pub(crate) fn check(&self, ranks: usize, registry: &Registry) -> anyhow::Result<()> {
+        let run = self.file.load(registry)?;
+        let mesh = run.config.mesh.clone().unwrap_or_default();
+        mesh.mesh(ranks).map(|_| ()).map_err(|error| run.blame(error))
+    }
+
+    /// One of several ranks, from the start to the end of the run.
+    pub(crate) fn run_rank(
+        &self,
+        all: Arc<dyn Communicator>,
+        interrupt: &Interrupt,
+        registry: &Registry,
+    ) -> anyhow::Result<ExitCode> {
+        let run = self.file.load(registry)?;
+        let mesh = run.config.mesh.clone().unwrap_or_default();
+        let ranks = Ranks::on(&mesh, all).map_err(|error| run.blame(error))?;
+        drive(run, self.existing(), ranks, interrupt)
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
+    if let Some(mesh) = &run.config.mesh {
+        mesh.mesh(1).map_err(|error| run.blame(error))?;
+    }
     if !run.online {
         // A rollout loop computes on several threads: with a pool of this one alone, they would wait for each other.
         crate::join_thread_pool();
     }
-    let interrupt = Interrupt::listen()?;
-    let mut session = Session::open(run, arguments.existing())?;
-    match session.run(&interrupt)? {
+    drive(run, arguments.existing(), Ranks::one(), &Interrupt::listen()?)
+}
+
+fn drive(run: Run, existing: Existing, ranks: Ranks, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
+    let is_main = ranks.is_main();
+    let mut session = Session::open(run, existing, ranks)?;
+    match session.run(interrupt)? {
+        _ if !is_main => Ok(ExitCode::SUCCESS),
         Ending::Finished => {
             let text = session.summary()?;
             result(&text);
@@ -85,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
 /// [`crate::Usage`] for mistakes in the file; whatever stops a run.
 pub fn train(path: &Path, overrides: &[String], registry: &Registry) -> anyhow::Result<Outcome> {
     let run = Run::load(path, overrides, registry)?;
-    let mut session = Session::open(run, Existing::Resume)?;
+    let mut session = Session::open(run, Existing::Resume, Ranks::one())?;
     session.run(&Interrupt::default())?;
     session.outcome()
 }

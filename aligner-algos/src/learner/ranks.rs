@@ -1,43 +1,100 @@
 //! What a step exchanges among ranks. With one rank nothing is exchanged.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use aligner_core::metrics::{DICTIONARY, Kind};
-use aligner_core::{Communicator, Error, Gradients, Metrics, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
+use aligner_core::{Communicator, Error, Metrics, ParamSet, Phase, Reduce, Result, Tensor};
 
 const AGREE: Phase = Phase::new("agreeing on a step");
 const GRADIENTS: Phase = Phase::new("all-reduce of gradients");
 const METRICS: Phase = Phase::new("all-reduce of metrics");
 
-/// Sums `numbers` over ranks, and fails on every rank where one has failed: a rank that left
-/// without a word would let the others wait for it.
-pub(super) fn agree<T>(comm: &dyn Communicator, work: Result<T>, numbers: &mut [f64]) -> Result<T> {
-    if comm.size() == 1 {
+/// The ranks of a run, as its learner sees them.
+#[derive(Clone)]
+pub struct TrainingRanks {
+    /// All of them.
+    pub all: Arc<dyn Communicator>,
+    /// This one with those that have batches of their own: over them losses, counts and metrics add up. The
+    /// ranks that share a model have the same batches.
+    pub batches: Arc<dyn Communicator>,
+}
+
+/// Sums `numbers` over the ranks with batches of their own, and fails on every rank where one has failed: a
+/// rank that left without a word would let the others wait for it.
+pub(super) fn agree<T>(ranks: &TrainingRanks, work: Result<T>, numbers: &mut [f64]) -> Result<T> {
+    if ranks.all.size() == 1 {
         return work;
     }
-    let failed = f64::from(u8::from(work.is_err()));
-    let mut all = [&[failed], &*numbers].concat();
-    comm.all_reduce_host(&mut all, Reduce::Sum, AGREE)?;
+    let mut failed = [f64::from(u8::from(work.is_err()))];
+    ranks.all.all_reduce_host(&mut failed, Reduce::Sum, AGREE)?;
     let done = work?;
-    if all[0] > 0.0 {
-        return Err(Error::Invalid(format!("{} other ranks failed in this step; see their errors", all[0])));
+    if failed[0] > 0.0 {
+        let message = format!("{} other ranks failed in this step; see their errors", failed[0]);
+        return Err(Error::Invalid(message));
     }
-    numbers.copy_from_slice(&all[1..]);
+    if !numbers.is_empty() && ranks.batches.size() > 1 {
+        ranks.batches.all_reduce_host(numbers, Reduce::Sum, AGREE)?;
+    }
     Ok(done)
 }
 
+/// `AdamW` on parameters that every rank has whole.
+pub(super) struct Replicated {
+    comm: Arc<dyn Communicator>,
+    adamw: AdamW,
+}
+
+impl Replicated {
+    pub(super) fn new(comm: Arc<dyn Communicator>, adamw: AdamW) -> Self {
+        Self { comm, adamw }
+    }
+}
+
+impl Optimizer for Replicated {
+    fn sum(&mut self, params: &ParamSet, gradients: &mut Vec<Option<Tensor<1>>>) -> Result<f64> {
+        sum_gradients(self.comm.as_ref(), gradients, params)?;
+        Ok(global_norm(gradients, Norm::L2))
+    }
+
+    fn step(
+        &mut self,
+        params: &mut ParamSet,
+        gradients: &[Option<Tensor<1>>],
+        learning_rate: f64,
+        scale: f64,
+    ) -> Result<()> {
+        self.adamw.step(params, gradients, learning_rate, scale)
+    }
+
+    fn state(&self, params: &ParamSet) -> Result<OptimizerState> {
+        Ok(OptimizerState { tensors: self.adamw.tensors(params), steps: self.adamw.steps(params) })
+    }
+
+    fn restore(
+        &mut self,
+        params: &ParamSet,
+        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        steps: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        self.adamw.restore(params, tensors, steps)
+    }
+}
+
 /// Sums gradients over ranks; one that only some ranks have counts as 0 on the others.
-pub(super) fn sum_gradients(
+fn sum_gradients(
     comm: &dyn Communicator,
-    gradients: &mut Gradients,
+    gradients: &mut Vec<Option<Tensor<1>>>,
     params: &ParamSet,
 ) -> Result<()> {
-    gradients.values.resize(params.len(), None);
+    gradients.resize(params.len(), None);
     if comm.size() == 1 {
         return Ok(());
     }
-    let mut present: Vec<f64> =
-        gradients.values.iter().map(|grad| f64::from(u8::from(grad.is_some()))).collect();
+    let mut present: Vec<f64> = gradients.iter().map(|grad| f64::from(u8::from(grad.is_some()))).collect();
     comm.all_reduce_host(&mut present, Reduce::Max, GRADIENTS)?;
-    for ((grad, param), present) in gradients.values.iter_mut().zip(params.iter()).zip(present) {
+    for ((grad, param), present) in gradients.iter_mut().zip(params.iter()).zip(present) {
         if present > 0.0 {
             let own = grad.take().unwrap_or_else(|| Tensor::zeros(param.value.dims(), &param.value.device()));
             *grad = Some(comm.all_reduce(own, Reduce::Sum, GRADIENTS)?);

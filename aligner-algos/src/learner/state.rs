@@ -11,19 +11,23 @@ use super::Learner;
 impl Learner {
     /// Writes the optimizer's moments and counts to `optimizer.safetensors` in `dir`, bitwise.
     ///
-    /// Every rank holds the same state: the main one writes it for all.
+    /// All ranks call it together; the main one writes the state of whole parameters for all.
     ///
     /// # Errors
     /// [`Error::Io`] where the file cannot be written.
     pub fn save_state(&self, dir: &Path) -> Result<()> {
         let params = self.policy.params();
-        let updates = serde_json::json!(self.optimizer.steps(params)).to_string();
+        let state = self.optimizer.state(params)?;
+        if !self.ranks.all.is_main() {
+            return Ok(());
+        }
+        let updates = serde_json::json!(state.steps).to_string();
         let metadata = BTreeMap::from([
             ("step".to_owned(), self.step.to_string()),
             ("num_tokens".to_owned(), self.tokens.to_string()),
             ("updates".to_owned(), updates),
         ]);
-        save_tensors(&file(dir), &self.optimizer.tensors(params), &metadata)
+        save_tensors(&file(dir), &state.tensors, &metadata)
     }
 
     /// Continues from what [`Learner::save_state`] wrote, with the parameters of the same step.

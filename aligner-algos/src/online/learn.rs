@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use aligner_core::rng::{Rng, key_of};
-use aligner_core::{Algorithm, Error, Forward, Group, Metrics, Needs, Result, StepBatch};
+use aligner_core::{Algorithm, Error, Forward, Group, Metrics, Needs, Result, Sample, StepBatch};
 
 use super::config::{OldLogps, RolloutConfig};
 use super::critic::Critic;
@@ -55,18 +55,19 @@ impl Teacher {
         let mut step = StepBatch::new(groups);
         step.kl_coef = self.kl.as_ref().map(KlController::coef);
         let kl = measures::divergence(&step.groups, &mut metrics);
-        self.check_kl(kl)?;
+        let kl = learner.mean_over_ranks(kl, step.groups.iter().map(|group| group.samples.len()).sum())?;
+        self.check_kl(kl.map(|(kl, _)| kl))?;
         let mut step = learner.credit(algorithm, step)?;
         if let Some(importance) = &self.config.importance {
             importance::correct(&mut step.groups, importance, &mut metrics)?;
         }
         metrics.merge(&step.metrics);
         self.update(algorithm, learner, &step.groups, &mut metrics)?;
-        if let (Some(controller), Some(kl)) = (&mut self.kl, kl) {
-            let samples: usize = step.groups.iter().map(|group| group.samples.len()).sum();
+        if let (Some(controller), Some((kl, samples))) = (&mut self.kl, kl) {
             metrics.set("kl_coef", controller.coef());
             controller.update(kl, samples)?;
         }
+        learner.share_metrics(&mut metrics)?;
         Ok(Learned { metrics, groups: step.groups, judging, updating: updating.elapsed() })
     }
 
@@ -139,9 +140,13 @@ impl Teacher {
         let warm = self.step >= self.config.critic_warmup_steps as u64;
         for pass in 0..self.config.num_iterations {
             let order = self.order(groups.len(), pass);
-            for chunk in chunks(&order, self.config.num_minibatches) {
+            // Ranks with fewer groups have fewer minibatches, and take part in the others with nothing.
+            let parts: Vec<&[usize]> = chunks(&order, self.config.num_minibatches).collect();
+            for at in 0..learner.most_over_ranks(parts.len())? {
+                let chunk = parts.get(at).copied().unwrap_or_default();
                 let chunk: Vec<Group> = chunk.iter().map(|&at| groups[at].clone()).collect();
-                if chunk.iter().flat_map(|group| &group.samples).all(|sample| sample.targets() == 0) {
+                let targets = chunk.iter().flat_map(|group| &group.samples).map(Sample::targets).sum();
+                if learner.most_over_ranks(targets)? == 0 {
                     skipped += 1;
                     continue;
                 }

@@ -19,6 +19,7 @@ pub(super) fn values(reading: &Reading<RunConfig>, root: &Node, problems: &mut P
     learner(config, &mut found);
     add_errors(&mut found, "preflight", config.preflight.errors());
     run(config, &mut found);
+    mesh(config, &mut found);
     // What stands in for a bad value has faults that nobody wrote.
     for (key, message) in found.into_iter().filter(|(key, _)| !reading.unsound.holds(key)) {
         blame(root, &key, &message, problems);
@@ -223,6 +224,32 @@ fn run(config: &RunConfig, found: &mut Found) {
     }
     if let Some(message) = not_a_run_directory(&run.dir) {
         add(found, "run.dir", message);
+    }
+}
+
+fn mesh(config: &RunConfig, found: &mut Found) {
+    let Some(mesh) = &config.mesh else { return };
+    add_errors(found, "mesh", mesh.errors());
+    let batches = mesh.ep * mesh.dp.unwrap_or(1);
+    if batches > 0 && !config.run.batch_size.is_multiple_of(batches) {
+        let message = format!(
+            "{} groups do not divide over {batches} ranks with batches of their own",
+            config.run.batch_size
+        );
+        add(found, "run.batch_size", message);
+    }
+    if config.model.device != "cpu" {
+        add(found, "mesh", "several ranks run on the CPU device alone");
+    }
+    let Some(rollout) = &config.rollout else { return };
+    for (key, is_set) in [
+        ("rollout.dynamic_sampling", rollout.dynamic_sampling),
+        ("rollout.oversampling", rollout.oversampling > 0),
+        ("rollout.max_staleness", rollout.max_staleness > 0),
+    ] {
+        if is_set {
+            add(found, key, "not with [mesh]: ranks would take other numbers of prompts");
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use aligner_data::DatasetConfig;
 use serde::{Deserialize, Serialize};
 
 use super::lora::LoraSection;
+use super::mesh::MeshSection;
 use super::read::ReadElsewhere;
 
 /// A whole run file.
@@ -41,6 +42,9 @@ pub struct RunConfig {
     /// When a run that learns from its own samples warns, and when it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warnings: Option<WarningsConfig>,
+    /// How several ranks share the work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshSection>,
     /// What the checks before step 1 hold the run to.
     #[serde(default)]
     pub preflight: PreflightConfig,

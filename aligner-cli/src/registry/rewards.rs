@@ -50,7 +50,7 @@ pub(crate) struct RewardContext {
 }
 
 /// Reads a section: the reward's maker and its configuration with defaults.
-type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<Make>, toml::Value)>;
+type Build = dyn Fn(&Node, &str, &mut Problems) -> Option<(Box<Make>, toml::Value)> + Send + Sync;
 
 pub(super) struct Entry {
     pub(super) kind: &'static str,
@@ -63,7 +63,7 @@ impl Entry {
     /// A kind whose settings are `C`; `check` says what is wrong with them, and gives what makes the reward.
     pub(super) fn new<C, M>(
         kind: &'static str,
-        check: impl Fn(C) -> aligner_core::Result<M> + 'static,
+        check: impl Fn(C) -> aligner_core::Result<M> + Send + Sync + 'static,
     ) -> Self
     where
         C: DeserializeOwned + Serialize,
@@ -188,7 +188,7 @@ pub(super) fn build(entries: &[Entry], root: &Node, problems: &mut Problems) -> 
 /// A kind that needs nothing of the run.
 pub(super) fn simple<C, R>(
     kind: &'static str,
-    build: impl Fn(C) -> aligner_core::Result<R> + 'static,
+    build: impl Fn(C) -> aligner_core::Result<R> + Send + Sync + 'static,
 ) -> Entry
 where
     C: DeserializeOwned + Serialize,

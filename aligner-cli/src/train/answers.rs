@@ -23,7 +23,10 @@ impl Session {
             stop_tokens: self.model.stop_tokens(),
             ..Sampling::default()
         };
-        let params = self.learner.policy().params().clone();
+        let params = self.learner.policy().whole()?;
+        if !self.ranks.is_main() {
+            return Ok(());
+        }
         let device = wire::device(&self.run.config.model.device)?;
         let model = CausalLm::new(self.model_config.clone(), params, &device)?;
         let config = engine_config(&self.prompts, sampling.max_tokens);

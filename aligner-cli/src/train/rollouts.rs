@@ -35,16 +35,23 @@ impl Session {
     /// One step.
     pub(super) fn rollout(&mut self) -> anyhow::Result<Done> {
         let started = Instant::now();
-        let Self { run, learner, loader, rollouts, .. } = self;
+        let Self { run, ranks, learner, loader, rollouts, .. } = self;
         let Some(Rollouts { online, told, .. }) = rollouts else { return Ok(Done::default()) };
-        let mut prompts = |count: usize| {
-            Ok(loader.next(count)?.into_iter().filter_map(wire::prompt_of).collect::<Vec<Prompt>>())
-        };
         let config = &run.config.run;
+        let mut prompts = |count: usize| {
+            // On several ranks, the whole step's at once: all of them stay at the same row.
+            let count = if ranks.mesh().size() > 1 { config.batch_size } else { count };
+            let own = ranks.of_team(ranks.of_batches(loader.next(count)?));
+            Ok(own.into_iter().filter_map(wire::prompt_of).collect::<Vec<Prompt>>())
+        };
         let algorithm = run.guarded(format!("step {}", online.steps() + 1));
-        let iteration = online.step(&algorithm, learner, config.batch_size, &mut prompts)?;
+        let wanted = config.batch_size / ranks.batches();
+        let iteration = online.step(&algorithm, learner, wanted, &mut prompts)?;
         let step = online.steps();
-        if config.rollouts_every > 0 && (step == 1 || step.is_multiple_of(config.rollouts_every as u64)) {
+        if ranks.is_main()
+            && config.rollouts_every > 0
+            && (step == 1 || step.is_multiple_of(config.rollouts_every as u64))
+        {
             let shown = iteration.groups.iter().take(config.rollout_groups);
             let drawn: Vec<Drawn> = shown.flat_map(|group| Drawn::of(step, group)).collect();
             rundir::write_rollouts(&self.dir.rollouts(), step, &drawn)?;
@@ -79,13 +86,23 @@ impl Session {
             serde_json::to_vec(&online.state()).map_err(|error| Error::format(&file, error.to_string()))?;
         atomic_write(&file, |out| out.write_all(&text))?;
         let (Some(critic), Some(config)) = (online.critic(), config) else { return Ok(()) };
+        let params = critic.learner().policy().whole()?;
         let dir = dir.join(CRITIC);
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
-        let params = critic.learner().policy().params();
         let run = &self.run.config;
         let base = run.critic.as_ref().and_then(|critic| critic.path.as_ref()).unwrap_or(&run.model.path);
-        wire::save_files(&dir, (config, params), base, &self.model.tokenizer, SaveDtype::F32)?;
+        wire::save_files(&dir, (config, &params), base, &self.model.tokenizer, SaveDtype::F32)?;
         critic.learner().save_state(&dir)
+    }
+
+    /// What a rank that writes no checkpoint does while the main one does: its part of the critic's.
+    pub(super) fn forget_rollouts(&mut self) -> anyhow::Result<()> {
+        let Some(Rollouts { online, .. }) = &mut self.rollouts else { return Ok(()) };
+        if let Some(critic) = online.critic() {
+            critic.learner().policy().whole()?;
+            critic.learner().save_state(self.dir.path())?;
+        }
+        Ok(online.saved()?)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Everything that a run holds while it trains, built from its file or from its newest checkpoint.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Instant;
 
 use aligner_algos::{Learner, PreflightInput, Reference, preflight};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::weights::{SaveDtype, atomic_write};
-use aligner_core::{Device, Error, Group, Needs, Prompt};
+use aligner_core::{Device, Error, Group, Needs, ParamSet, Prompt};
 use aligner_data::{Loader, LoaderState, now_secs};
 
 use super::rollouts::{self, Rollouts};
@@ -14,6 +15,7 @@ use super::warnings::Told;
 use super::{Ending, Outcome, length, newest, summary};
 use crate::interrupt::Interrupt;
 use crate::progress::{Count, say};
+use crate::ranks::Ranks;
 use crate::registry::BuiltReward;
 use crate::rundir::{
     self, EventWriter, Existing, Identity, Manifest, MetricsLog, Record, RunDir, TrainState,
@@ -24,6 +26,7 @@ use crate::{Report, Run, evaluate};
 /// A run in progress.
 pub(super) struct Session {
     pub(super) run: Run,
+    pub(super) ranks: Ranks,
     pub(super) dir: RunDir,
     pub(super) model: LoadedModel,
     /// The configuration of the model that is trained: with its head.
@@ -37,8 +40,8 @@ pub(super) struct Session {
     pub(super) loader: Loader,
     pub(super) held_out: Vec<Group>,
     pub(super) prompts: Vec<Prompt>,
-    log: MetricsLog,
-    events: EventWriter,
+    /// Where the main rank writes what is measured.
+    logs: Option<(MetricsLog, EventWriter)>,
     pub(super) total: u64,
     pub(super) tokens: u64,
     /// The step of the newest held-out loss, and that loss.
@@ -48,15 +51,21 @@ pub(super) struct Session {
 impl Session {
     /// Opens all that the run names. Mistakes in the run file and in the data come first, then the
     /// run's directory, then the model's weights; what an earlier run left there goes after all of them.
-    pub(super) fn open(mut run: Run, existing: Existing) -> anyhow::Result<Self> {
+    pub(super) fn open(mut run: Run, existing: Existing, ranks: Ranks) -> anyhow::Result<Self> {
         // A resumed run renders its templates as on the day on which it began.
         let begun_secs = rundir::begun_secs(&run.config.run.dir, existing)?.unwrap_or_else(now_secs);
+        let begun_secs =
+            ranks.of_main(|| u64::try_from(begun_secs).ok())?.map_or(begun_secs, |secs| secs as i64);
         let model = LoadedModel::of_run_begun(&run, begun_secs)?;
         let data = Data::open(&run, &model)?;
         let total = length::total_steps(&run, data.train_rows())?;
-        let manifest = Manifest::new(begun_secs, wire::fingerprints(&run)?);
-        let identity = Identity { resolved: run.resolved.clone(), manifest };
-        let dir = RunDir::open(&run.config.run.dir, &identity, existing)?;
+        let opened = ranks.is_main().then(|| directory(&run, begun_secs, existing)).transpose()?;
+        // The others look when it is there.
+        ranks.barrier()?;
+        let (dir, identity) = match opened {
+            Some((dir, identity)) => (dir, Some(identity)),
+            None => (RunDir::follow(&run.config.run.dir), None),
+        };
         let of_reward = |reward: &BuiltReward| {
             let key = format!("reward.{}", reward.name);
             reward.inputs.iter().map(|path| (key.clone(), path.clone())).collect::<Vec<_>>()
@@ -68,11 +77,9 @@ impl Session {
                 return Err(run.blame(Error::setting(key, message)));
             }
         }
-        rundir::remove_partial(dir.path())?;
-        rundir::remove_partial(&dir.path().join("checkpoints"))?;
         let checkpoints = dir.checkpoints();
-        let state: Option<TrainState<LoaderState>> = dir
-            .newest_step()
+        let state: Option<TrainState<LoaderState>> = ranks
+            .of_main(|| dir.newest_step())?
             .map(|step| checkpoints.state(step))
             .transpose()
             .map_err(|error| newest::blamed(&dir, error))?;
@@ -86,15 +93,18 @@ impl Session {
         let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;
         drop(loading);
         wire::tell_adapter(&policy);
-        dir.begin(&identity)?;
-        let mut reference = frozen.map(|frozen| reference(&run, frozen, &dir)).transpose()?;
+        if let Some(identity) = &identity {
+            dir.begin(identity)?;
+        }
+        let mut reference = frozen.map(|frozen| reference(&run, &ranks, frozen, &dir)).transpose()?;
         let trainer = from.as_deref().map(rundir::Checkpoints::learner);
         let step = state.as_ref().map_or(0, |state| state.step);
         let mut rollouts = None;
         if run.online {
             let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
+            let prompts = ranks.of_team(prompts);
             let critic = trainer.as_deref().map(rollouts::critic_dir);
-            let scores = dir.scores();
+            let scores = dir.scores(ranks.rank());
             let beside = Beside {
                 longest_prompt: data.longest,
                 reference: reference.take(),
@@ -103,11 +113,11 @@ impl Session {
                 scores: Some(&scores),
             };
             let told = Told::as_logged(&run, &dir, step)?;
-            let (online, critic) = wire::online(&mut run, &model, &policy, beside)?;
+            let (online, critic) = wire::online(&mut run, &ranks, &model, &policy, beside)?;
             rollouts = Some(Rollouts { online, held_out: prompts, critic, told });
         }
         let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));
-        let mut learner = Learner::new(Box::new(policy), run.config.learner.clone(), updates, wire::alone())?;
+        let mut learner = ranks.learner(policy, run.config.learner.clone(), updates)?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
             let loaded = learner.load_state(&rundir::Checkpoints::learner(from));
@@ -115,7 +125,7 @@ impl Session {
             loader.restore(&state.loader)?;
             if let (Some(Rollouts { online, .. }), Some(trainer)) = (&mut rollouts, &trainer) {
                 let restored = rollouts::read_state(trainer)
-                    .and_then(|state| online.restore(state, learner.policy().params(), learner.steps()));
+                    .and_then(|state| online.restore(state, &learner.policy().whole()?, learner.steps()));
                 restored.map_err(|error| newest::blamed(&dir, error))?;
             }
             say(&format!("resuming from {}", from.display()));
@@ -128,12 +138,17 @@ impl Session {
         let scores = run.algorithm.needs().contains(Needs::SCORES);
         let prompts = if scores { Vec::new() } else { data.prompts(run.config.run.sample_prompts)? };
         let resumed = if step > 0 { step + 1 } else { 0 };
-        if step == 0 {
-            dir.remove_events()?;
+        let mut logs = None;
+        if ranks.is_main() {
+            if step == 0 {
+                dir.remove_events()?;
+            }
+            let log = MetricsLog::open(&dir.metrics(), step)?;
+            logs = Some((log, EventWriter::create(dir.path(), resumed).map_err(Error::io(dir.path()))?));
         }
         Ok(Self {
-            log: MetricsLog::open(&dir.metrics(), step)?,
-            events: EventWriter::create(dir.path(), resumed).map_err(aligner_core::Error::io(dir.path()))?,
+            logs,
+            ranks,
             eval_loss: None,
             tokens: state.map_or(0, |state| state.tokens),
             run,
@@ -244,23 +259,29 @@ impl Session {
         mut values: BTreeMap<String, f64>,
     ) -> anyhow::Result<()> {
         values.retain(|_, value| value.is_finite());
+        let Some((log, events)) = &mut self.logs else { return Ok(()) };
         let named = values.iter().map(|(name, value)| (name.as_str(), *value));
-        self.events.scalars(step, named).map_err(aligner_core::Error::io(self.dir.path()))?;
-        Ok(self.log.write(&Record { step, values })?)
+        events.scalars(step, named).map_err(Error::io(self.dir.path()))?;
+        Ok(log.write(&Record { step, values })?)
     }
 
     /// Writes a checkpoint of the present step, unless there is one.
     pub(super) fn save(&mut self) -> anyhow::Result<()> {
         let checkpoints = self.dir.checkpoints();
         let step = self.steps_done();
-        if checkpoints.steps().contains(&step) {
+        if self.ranks.any(self.ranks.is_main() && checkpoints.steps().contains(&step))? {
             return Ok(());
+        }
+        let params = self.learner.policy().whole()?;
+        if !self.ranks.is_main() {
+            self.learner.save_state(self.dir.path())?;
+            return self.forget_rollouts();
         }
         let eval_loss = self.eval_loss.filter(|(at, _)| *at == step).map(|(_, loss)| loss);
         let state = TrainState { step, tokens: self.tokens, eval_loss, loader: self.loader.state() };
         let path = checkpoints.save(
             &state,
-            |dir| self.save_model(dir, SaveDtype::F32),
+            |dir| self.save_model(dir, &params, SaveDtype::F32),
             |dir| {
                 self.learner.save_state(dir)?;
                 self.save_rollouts(dir)
@@ -274,9 +295,14 @@ impl Session {
         self.report()
     }
 
-    fn save_model(&self, dir: &std::path::Path, dtype: SaveDtype) -> aligner_core::Result<()> {
-        let model = (&self.model_config, self.learner.policy().params());
-        wire::save_files(dir, model, &self.run.config.model.path, &self.model.tokenizer, dtype)
+    fn save_model(&self, dir: &Path, params: &ParamSet, dtype: SaveDtype) -> aligner_core::Result<()> {
+        wire::save_files(
+            dir,
+            (&self.model_config, params),
+            &self.run.config.model.path,
+            &self.model.tokenizer,
+            dtype,
+        )
     }
 
     /// What comes after the last step.
@@ -284,8 +310,12 @@ impl Session {
         say(&self.data.account());
         self.answer()?;
         let dtype = self.run.config.run.save_dtype;
-        rundir::write_directory(&self.dir.model(), |dir| self.save_model(dir, dtype))?;
-        self.report()
+        let params = self.learner.policy().whole()?;
+        if self.ranks.is_main() {
+            rundir::write_directory(&self.dir.model(), |dir| self.save_model(dir, &params, dtype))?;
+            self.report()?;
+        }
+        Ok(self.ranks.barrier()?)
     }
 
     /// Writes the page that shows the run, as far as it is.
@@ -352,12 +382,22 @@ fn frozen(
     Ok(Some(frozen))
 }
 
+/// The run's directory, without what an earlier run left half written.
+fn directory(run: &Run, begun_secs: i64, existing: Existing) -> anyhow::Result<(RunDir, Identity)> {
+    let manifest = Manifest::new(begun_secs, wire::fingerprints(run)?);
+    let identity = Identity { resolved: run.resolved.clone(), manifest };
+    let dir = RunDir::open(&run.config.run.dir, &identity, existing)?;
+    rundir::remove_partial(dir.path())?;
+    rundir::remove_partial(&dir.path().join("checkpoints"))?;
+    Ok((dir, identity))
+}
+
 /// The frozen model's log-probabilities, kept on disk or computed each time.
-fn reference(run: &Run, frozen: CausalLm, dir: &RunDir) -> anyhow::Result<Reference> {
+fn reference(run: &Run, ranks: &Ranks, frozen: CausalLm, dir: &RunDir) -> anyhow::Result<Reference> {
     let budget = run.config.learner.micro_batch_tokens;
-    // Samples that are drawn anew are never met again.
-    if !run.config.reference.cache || run.online {
-        return Ok(Reference::live(Box::new(frozen), budget));
+    // Samples that are drawn anew are never met again; a cache is one rank's.
+    if !run.config.reference.cache || run.online || ranks.mesh().size() > 1 {
+        return Ok(Reference::live(ranks.policy(frozen)?, budget));
     }
     let file = wire::reference_cache(run, dir.reference_cache());
     Ok(Reference::cached(Box::new(frozen), budget, &file)?)

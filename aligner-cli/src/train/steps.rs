@@ -36,12 +36,13 @@ impl Session {
                 self.evaluate()?;
             }
             // Read once: a signal between two readings would stop a run that has saved nothing.
-            let asked = interrupt.asked();
-            if save || last || asked || done.stop.is_some() {
+            let asked = self.ranks.any(interrupt.asked())?;
+            let stopped = self.ranks.any(done.stop.is_some())?;
+            if save || last || asked || stopped {
                 self.save()?;
             }
-            if let Some(why) = done.stop {
-                anyhow::bail!(why);
+            if stopped {
+                anyhow::bail!(done.stop.unwrap_or_else(|| "another rank has stopped the run".into()));
             }
             if asked && !last {
                 return Ok(Ending::Interrupted(step));
@@ -53,7 +54,7 @@ impl Session {
     /// One step on rows.
     fn step(&mut self) -> anyhow::Result<Done> {
         let started = Instant::now();
-        let mut groups = self.loader.next(self.run.config.run.batch_size)?;
+        let mut groups = self.ranks.of_batches(self.loader.next(self.run.config.run.batch_size)?);
         if let Some(reference) = &mut self.reference {
             reference.fill(&mut groups)?;
         }

@@ -4,9 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aligner_algos::rewards::RewardParts;
-use aligner_algos::{
-    Critic, EngineWeights, Learner, Online, OnlineParts, Reference, RolloutConfig, ValueLoss,
-};
+use aligner_algos::{Critic, EngineWeights, Online, OnlineParts, Reference, RolloutConfig, ValueLoss};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PAGE;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
@@ -14,10 +12,11 @@ use aligner_core::{Device, Error, Needs, Prompt};
 use aligner_infer::{CacheSize, EngineConfig, PackedKind};
 
 use super::adapter::{blamed, with_lora};
-use super::{LoadedModel, alone, engine};
+use super::{LoadedModel, engine};
 use crate::Run;
 use crate::config::CriticConfig;
 use crate::progress::Phase;
+use crate::ranks::Ranks;
 use crate::registry::RewardContext;
 
 /// What a rollout loop is built from beside the run's own sections.
@@ -41,6 +40,7 @@ pub(crate) struct Beside<'a> {
 /// Rewards that cannot be loaded, a critic that is none, prompts that leave no room for a response.
 pub(crate) fn online(
     run: &mut Run,
+    ranks: &Ranks,
     model: &LoadedModel,
     policy: &CausalLm,
     beside: Beside<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn online(
     let wants_critic = run.algorithm.needs().contains(Needs::VALUES);
     let (critic, critic_config) = match steps.filter(|_| wants_critic) {
         Some(steps) => {
-            let (critic, config) = self::critic(run, model, policy, critic, config.updates(steps))?;
+            let (critic, config) = self::critic(run, ranks, (model, policy), critic, config.updates(steps))?;
             (Some(critic), Some(config))
         }
         None => (None, None),
@@ -78,6 +78,7 @@ pub(crate) fn online(
         reference,
         critic,
         watch: Box::new(move |what, done, all| generating.show(what, done, all)),
+        team: ranks.team(),
     };
     Ok((Online::new(config, parts, run.config.run.seed)?, critic_config))
 }
@@ -124,8 +125,8 @@ fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Resul
 
 fn critic(
     run: &Run,
-    model: &LoadedModel,
-    actor: &CausalLm,
+    ranks: &Ranks,
+    (model, actor): (&LoadedModel, &CausalLm),
     from: Option<&Path>,
     updates: u64,
 ) -> anyhow::Result<(Critic, ModelConfig)> {
@@ -168,7 +169,7 @@ fn critic(
     }
     policy.set_gradient_checkpointing(learner.gradient_checkpointing);
     let config = policy.config().clone();
-    let mut learner = Learner::new(Box::new(policy), learner, updates, alone())?;
+    let mut learner = ranks.learner(policy, learner, updates)?;
     if let Some(saved) = from {
         learner.load_state(saved)?;
     }

@@ -1,0 +1,124 @@
+//! `[mesh]`: how the ranks of a run share the work.
+
+use aligner_core::{Error, Result};
+use aligner_parallel::{Cut, Mesh, PipelineSchedule};
+use serde::{Deserialize, Serialize};
+
+/// `[mesh]`: the sizes of the axes, and how the model is cut along them. One rank without it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MeshSection {
+    /// Ranks that share each matrix: tensor parallelism.
+    pub tp: usize,
+    /// Ranks that share each sequence: context parallelism.
+    pub cp: usize,
+    /// Ranks that share the experts, and have batches of their own.
+    pub ep: usize,
+    /// Ranks with batches of their own: data parallelism. By default what the other axes leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dp: Option<usize>,
+    /// Ranks that share the layers: pipeline parallelism.
+    pub pp: usize,
+    /// Whether norms work on parts of the rows, where `tp` is above 1.
+    pub sequence_parallel: bool,
+    /// The order of the pipeline's passes.
+    pub schedule: PipelineSchedule,
+    /// Parts of the depth for each pipeline rank; above 1 with the schedule `interleaved` alone.
+    pub chunks: usize,
+    /// Whether each data-parallel rank keeps a part of the optimizer's state (`ZeRO` stage 1).
+    pub shard_optimizer: bool,
+}
+
+impl Default for MeshSection {
+    fn default() -> Self {
+        Self {
+            tp: 1,
+            cp: 1,
+            ep: 1,
+            dp: None,
+            pp: 1,
+            sequence_parallel: false,
+            schedule: PipelineSchedule::default(),
+            chunks: 1,
+            shard_optimizer: false,
+        }
+    }
+}
+
+impl MeshSection {
+    /// The mesh of `ranks` ranks.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where the axes make another number of ranks.
+    pub fn mesh(&self, ranks: usize) -> Result<Mesh> {
+        let others = self.tp * self.cp * self.ep * self.pp;
+        let dp = match self.dp {
+            Some(dp) => dp,
+            None if others > 0 && ranks.is_multiple_of(others) => ranks / others,
+            None => 1,
+        };
+        let mesh = Mesh::new([self.tp, self.cp, self.ep, dp, self.pp])?;
+        if mesh.size() != ranks {
+            let size = mesh.size();
+            let message = format!(
+                "{mesh} is a mesh of {size} ranks, but {ranks} run; start it with `aligner launch --ranks {size} train …`"
+            );
+            return Err(Error::setting("mesh", message));
+        }
+        Ok(mesh)
+    }
+
+    /// How the model is cut.
+    pub fn cut(&self) -> Cut {
+        Cut { sequence: self.sequence_parallel, schedule: self.schedule, chunks: self.chunks }
+    }
+
+    /// What is wrong with the section, by key.
+    pub(super) fn errors(&self) -> Vec<Error> {
+        let sizes = [
+            ("tp", self.tp),
+            ("cp", self.cp),
+            ("ep", self.ep),
+            ("dp", self.dp.unwrap_or(1)),
+            ("pp", self.pp),
+            ("chunks", self.chunks),
+        ];
+        let mut errors: Vec<Error> = (sizes.into_iter())
+            .filter(|(_, size)| *size == 0)
+            .map(|(key, _)| Error::setting(key, "expected at least 1, got 0"))
+            .collect();
+        if errors.is_empty() && self.pp > 1 {
+            // As many micro-batches as fit: their number hangs on the data.
+            let problems = self.schedule.check(self.pp, self.pp, self.chunks);
+            errors.extend(problems.into_iter().map(|problem| Error::setting("schedule", problem)));
+        } else if self.chunks > 1 {
+            errors.push(Error::setting("chunks", "above 1, but there is no pipeline: pp is 1"));
+        }
+        if self.ep > 1 {
+            errors.push(Error::setting("ep", "no model that is loaded has experts"));
+        }
+        errors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_parallel_ranks_are_what_is_left() {
+        let section = MeshSection { tp: 2, ..MeshSection::default() };
+        assert_eq!(section.mesh(6).unwrap(), Mesh::new([2, 1, 1, 3, 1]).unwrap());
+        let message = section.mesh(5).unwrap_err().to_string();
+        assert!(message.contains("2 ranks, but 5 run") && message.contains("--ranks 2"), "{message}");
+    }
+
+    #[test]
+    fn every_error_has_its_key() {
+        let section = MeshSection { tp: 0, chunks: 0, ..MeshSection::default() };
+        let messages: Vec<String> = section.errors().iter().map(ToString::to_string).collect();
+        assert!(messages[0].starts_with("tp") && messages[1].starts_with("chunks"), "{messages:?}");
+        let section = MeshSection { pp: 2, chunks: 2, ..MeshSection::default() };
+        assert!(section.errors()[0].to_string().starts_with("schedule"));
+    }
+}

@@ -1,0 +1,61 @@
+//! `aligner launch`: a run on several ranks of one machine, a thread each.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use aligner_core::{Communicator, Error};
+use aligner_parallel::ThreadComm;
+use anyhow::ensure;
+
+use crate::interrupt::Interrupt;
+use crate::progress::{self, say};
+use crate::{Registry, Usage, train};
+
+/// Run a command on several ranks of this machine.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How many ranks: the product of the sizes in the run file's `[mesh]`.
+    #[arg(long)]
+    ranks: usize,
+    /// The command.
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Train(train::Arguments),
+}
+
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
+    let Command::Train(train) = &arguments.command;
+    ensure!(arguments.ranks > 0, Usage("--ranks: expected at least 1, got 0".into()));
+    // What is wrong with the file is said once.
+    train.check(arguments.ranks, registry)?;
+    let interrupt = Interrupt::listen()?;
+    let ended = ThreadComm::run(arguments.ranks, |comm| {
+        progress::hush(!comm.is_main());
+        Ok(train.run_rank(Arc::new(comm), &interrupt, registry))
+    });
+    let ended =
+        ended.into_iter().enumerate().map(|(rank, ended)| (rank, ended.map_err(Into::into).flatten()));
+    let mut failures = Vec::new();
+    let mut code = ExitCode::SUCCESS;
+    for (rank, ended) in ended {
+        match ended {
+            Ok(of_rank) if rank == 0 => code = of_rank,
+            Ok(_) => {}
+            Err(error) => failures.push((rank, error)),
+        }
+    }
+    // A rank that failed by itself is why the others did not meet it.
+    let is_cause =
+        |error: &anyhow::Error| !matches!(error.downcast_ref::<Error>(), Some(Error::Collective(_)));
+    failures.sort_by_key(|(rank, error)| (!is_cause(error), *rank));
+    let mut failures = failures.into_iter();
+    let Some((rank, first)) = failures.next() else { return Ok(code) };
+    for (other, error) in failures.filter(|(_, error)| is_cause(error)) {
+        say(&format!("rank {other}: {error:#}"));
+    }
+    Err(if first.is::<Usage>() { first } else { first.context(format!("rank {rank}")) })
+}
