@@ -54,8 +54,45 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     failures.sort_by_key(|(rank, error)| (!is_cause(error), *rank));
     let mut failures = failures.into_iter();
     let Some((rank, first)) = failures.next() else { return Ok(code) };
+    let said = format!("{first:#}");
+    let mut are_alike = true;
     for (other, error) in failures.filter(|(_, error)| is_cause(error)) {
-        say(&format!("rank {other}: {error:#}"));
+        let text = format!("{error:#}");
+        if text != said {
+            are_alike = false;
+            say(&format!("rank {other}: {text}"));
+        }
     }
-    Err(if first.is::<Usage>() { first } else { first.context(format!("rank {rank}")) })
+    // What every rank says is not a rank's own.
+    Err(if are_alike && is_cause(&first) && rank == 0 {
+        first
+    } else {
+        first.context(format!("rank {rank}"))
+    })
+}
+
+/// Whether MPI has started this process: as its launchers, Slurm's PMIx and the MPI operator say.
+#[cfg(feature = "mpi")]
+pub(crate) fn is_under_mpi() -> bool {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"].iter().any(|name| std::env::var_os(name).is_some())
+}
+
+/// Trains as one of the processes that MPI has started.
+#[cfg(feature = "mpi")]
+pub(crate) fn under_mpi(train: &train::Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
+    let all: Arc<dyn Communicator> = Arc::new(aligner_parallel::MpiComm::start()?);
+    let (rank, size) = (all.rank(), all.size());
+    progress::hush(!all.is_main());
+    let ended = train
+        .check(size, registry)
+        .and_then(|()| train.run_rank(all.clone(), &Interrupt::listen()?, registry));
+    progress::hush(false);
+    Ok(ended.unwrap_or_else(|error| {
+        let is_usage = error.is::<Usage>();
+        if rank == 0 || !is_usage {
+            // Before the others hear that this rank leaves: MPI's launcher may end it then.
+            say(&format!("error: rank {rank} of {size}: {error:#}"));
+        }
+        ExitCode::from(if is_usage { 2 } else { 1 })
+    }))
 }

@@ -53,9 +53,6 @@ pub(crate) fn hush(hushed: bool) {
 
 /// A line on standard error, above the bar if there is one.
 pub(crate) fn say(line: &str) {
-    if HUSHED.get() {
-        return;
-    }
     // One write call: the bar is drawn again after each.
     let _ = AboveBar.write_all(format!("{line}\n").as_bytes());
 }
@@ -83,6 +80,9 @@ struct AboveBar;
 
 impl Write for AboveBar {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if HUSHED.get() {
+            return Ok(bytes.len());
+        }
         let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let write = || io::stderr().write_all(bytes);
         // A reader of the log that has gone away must not end a training run.

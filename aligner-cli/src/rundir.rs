@@ -285,8 +285,9 @@ fn same_inputs(path: &Path, earlier: &Manifest, now: &Manifest) -> anyhow::Resul
 }
 
 fn strip(mut table: toml::Table) -> toml::Table {
-    table.remove("preflight");
-    table.remove("warnings");
+    for free in ["preflight", "warnings", "mesh"] {
+        table.remove(free);
+    }
     if let Some(run) = table.get_mut("run").and_then(toml::Value::as_table_mut) {
         run.retain(|key, _| !FREE.contains(&key));
     }

@@ -83,6 +83,10 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
     if let Some(mesh) = &run.config.mesh {
+        #[cfg(feature = "mpi")]
+        if crate::launch::is_under_mpi() {
+            return crate::launch::under_mpi(arguments, registry);
+        }
         mesh.mesh(1).map_err(|error| run.blame(error))?;
     }
     if !run.online {

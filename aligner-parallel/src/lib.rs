@@ -29,6 +29,7 @@ mod mesh;
 mod messages;
 mod optimizer;
 mod part;
+mod parts;
 mod pieces;
 mod policy;
 #[cfg(feature = "mpi")]

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
-use aligner_core::{Device, Error, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::{Device, Error, Param, ParamSet, Phase, Policy, Reduce, Result, Tensor};
 
-use crate::Axis;
 use crate::cut::cut_values;
 use crate::flat::all_reduce_together;
+use crate::parts::SharedOut;
 use crate::pieces::Pieces;
-use shares::Shares;
+use crate::{Axis, ParallelLm};
+use shares::{Named, Shares};
 
 const GRADIENTS: Phase = Phase::new("sums of gradients");
 const NORM: Phase = Phase::new("norm of the gradient");
@@ -22,24 +23,56 @@ const NORM: Phase = Phase::new("norm of the gradient");
 pub struct MeshAdamW {
     pieces: Arc<Pieces>,
     adamw: AdamW,
-    /// Where each data-parallel rank updates parameters of its own.
-    shares: Option<Shares>,
+    state: Held,
+}
+
+/// What a data-parallel rank keeps of the optimizer's state.
+enum Held {
+    /// That of all parameters of its part of the model.
+    All,
+    /// That of a part of them, which it updates for the others (stage 1).
+    Shares(Shares),
+    /// That of the elements that it has: parameters are shared out themselves (stage 3).
+    Own(SharedOut),
 }
 
 impl MeshAdamW {
     /// An optimizer that has seen no gradient, for the parameters of a policy of these pieces.
     ///
     /// With `shared`, each data-parallel rank keeps the moments of a part of the parameters, updates that
-    /// part, and gets the others' from them.
-    pub fn new(pieces: &Arc<Pieces>, params: &ParamSet, adamw: AdamW, shared: bool) -> Self {
-        let ranks = pieces.comms().gradients();
-        let shares = (shared && ranks.size() > 1).then(|| Shares::new(params, ranks.clone()));
-        Self { pieces: pieces.clone(), adamw, shares }
+    /// part, and gets the others' from them. Where the policy's parameters are shared out, so are the moments.
+    pub fn new(policy: &ParallelLm, adamw: AdamW, shared: bool) -> Self {
+        let ranks = policy.pieces().comms().gradients();
+        let state = match policy.shared_out() {
+            Some(how) => Held::Own(how.clone()),
+            None if shared && ranks.size() > 1 => Held::Shares(Shares::new(policy.params(), ranks.clone())),
+            None => Held::All,
+        };
+        Self { pieces: policy.pieces().clone(), adamw, state }
     }
 
-    /// Elements whose moments this rank keeps.
+    /// Elements whose moments this rank keeps, of these parameters.
     pub fn elements(&self, params: &ParamSet) -> usize {
-        self.shares.as_ref().map_or_else(|| params.elements(true), Shares::elements)
+        match &self.state {
+            Held::Shares(shares) => shares.elements(),
+            Held::All | Held::Own(_) => params.elements(true),
+        }
+    }
+
+    /// The moments of this rank's part of the model, from what each rank has of them.
+    fn assemble(&self, how: &SharedOut, params: &ParamSet) -> Result<Vec<Named>> {
+        let all: Vec<&Param> = params.iter().collect();
+        let place: BTreeMap<String, usize> = (self.adamw.kinds().iter())
+            .flat_map(|kind| {
+                all.iter().enumerate().map(move |(at, param)| (format!("{kind}.{}", param.name), at))
+            })
+            .collect();
+        let whole = self.adamw.tensors(params).into_iter().map(|(name, _, tensor)| {
+            let at = place[&name];
+            let values = how.assemble(&[at], vec![tensor])?.concat();
+            Ok((name, how.shape(at).to_vec(), Tensor::from_floats(values.as_slice(), &Device::flex())))
+        });
+        whole.collect()
     }
 
     /// The whole of a state's tensor, cut like the parameter `name`, from this rank's part.
@@ -54,15 +87,17 @@ impl Optimizer for MeshAdamW {
     fn sum(&mut self, params: &ParamSet, gradients: &mut Vec<Option<Tensor<1>>>) -> Result<f64> {
         gradients.resize(params.len(), None);
         let ranks = self.pieces.comms().gradients();
-        let sharing = match &self.shares {
-            Some(shares) => {
+        let sharing = match &self.state {
+            Held::Shares(shares) => {
                 *gradients = shares.reduce(params, gradients)?;
                 ranks.size()
             }
-            None => {
+            Held::All => {
                 all_reduce_together(ranks.as_ref(), gradients, params, |_| true, GRADIENTS)?;
                 1
             }
+            // They were summed layer by layer.
+            Held::Own(how) => how.ranks(),
         };
         // Each element counts once: on each of its ranks, by the share of one.
         let mut square = [0.0];
@@ -82,7 +117,7 @@ impl Optimizer for MeshAdamW {
         learning_rate: f64,
         scale: f64,
     ) -> Result<()> {
-        let Some(shares) = &self.shares else {
+        let Held::Shares(shares) = &self.state else {
             return self.adamw.step(params, gradients, learning_rate, scale);
         };
         let (mut own, gradients) = (shares.own(params)?, shares.of_own(gradients));
@@ -91,9 +126,10 @@ impl Optimizer for MeshAdamW {
     }
 
     fn state(&self, params: &ParamSet) -> Result<OptimizerState> {
-        let (own_tensors, own_steps) = match &self.shares {
-            None => (self.adamw.tensors(params), self.adamw.steps(params)),
-            Some(shares) => {
+        let (own_tensors, own_steps) = match &self.state {
+            Held::All => (self.adamw.tensors(params), self.adamw.steps(params)),
+            Held::Own(how) => (self.assemble(how, params)?, self.adamw.steps(params)),
+            Held::Shares(shares) => {
                 let own = shares.own(params)?;
                 shares.gather(
                     params,
@@ -149,9 +185,19 @@ impl Optimizer for MeshAdamW {
             .filter(|(name, _)| params.by_name(name).is_some())
             .map(|(n, s)| (n.clone(), *s))
             .collect();
-        match &self.shares {
-            None => self.adamw.restore(params, own, &steps),
-            Some(shares) => {
+        match &self.state {
+            Held::All => self.adamw.restore(params, own, &steps),
+            Held::Own(how) => {
+                for (at, param) in params.iter().enumerate() {
+                    for kind in self.adamw.kinds() {
+                        if let Some(whole) = own.get_mut(&format!("{kind}.{}", param.name)) {
+                            *whole = how.slice(param, at, &whole.1);
+                        }
+                    }
+                }
+                self.adamw.restore(params, own, &steps)
+            }
+            Held::Shares(shares) => {
                 let set = shares.own(params)?;
                 let (own, steps) = shares.pick(params, self.adamw.kinds(), own, &steps);
                 self.adamw.restore(&set, own, &steps)

@@ -64,7 +64,7 @@ impl Pieces {
     ///
     /// # Errors
     /// What the communicators report.
-    pub fn join_all(&self, own: &ParamSet) -> Result<ParamSet> {
+    pub(crate) fn join_all(&self, own: &ParamSet) -> Result<ParamSet> {
         let mut all = ParamSet::default();
         for (name, shape) in &self.whole {
             let own = own.by_name(name);

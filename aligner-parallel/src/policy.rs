@@ -5,7 +5,7 @@ mod pipeline;
 
 use std::sync::Arc;
 
-use aligner_core::model::{CausalLm, Llama, ModelConfig, Stage, Work};
+use aligner_core::model::{CausalLm, Llama, ModelConfig, Stage, Work, accumulate_by_parts, forward_by_parts};
 use aligner_core::shard::Split;
 use aligner_core::{
     Batch, Communicator, Error, Forward, Gradients, LossFn, Needs, Param, ParamSet, Phase, Policy, Result,
@@ -13,6 +13,7 @@ use aligner_core::{
 
 use crate::cut::{cut, rank_config, stage_names};
 use crate::flat::all_reduce_together;
+use crate::parts::{Gathering, SharedOut};
 use crate::pieces::Pieces;
 use crate::tensor::Seams;
 use crate::{Axis, MeshComms, PipelineSchedule};
@@ -30,6 +31,8 @@ pub struct Cut {
     pub schedule: PipelineSchedule,
     /// Parts of the depth that each pipeline rank has; more than 1 with the interleaved schedule alone.
     pub chunks: usize,
+    /// Whether data-parallel ranks share out the parameters, and gather them by layer.
+    pub share_parameters: bool,
 }
 
 /// A rank's part of a language model, or of a scalar model on the same body, on a mesh.
@@ -49,6 +52,7 @@ pub struct ParallelLm {
     /// The first and the last pipeline rank, where they share an embedding and this is one of them.
     ties: Option<Arc<dyn Communicator>>,
     pipeline: Option<Pipeline>,
+    shared_out: Option<SharedOut>,
     sequence: bool,
 }
 
@@ -72,7 +76,7 @@ impl ParallelLm {
         let stages: Vec<Stage> =
             (0..chunks).map(|chunk| Stage::new(config, chunk * depth.size() + depth.rank(), parts)).collect();
         let names = stage_names(model.params(), config, &stages);
-        let params = cut(model.params(), &names, tensor.rank(), tensor.size())?;
+        let mut params = cut(model.params(), &names, tensor.rank(), tensor.size())?;
         let own = rank_config(config, tensor.size())?;
         let seams: Arc<Seams> = Arc::new(Seams::new(
             tensor.clone(),
@@ -91,10 +95,22 @@ impl ParallelLm {
             Ok::<_, Error>(is_end.then_some(group))
         });
         let pipeline = (depth.size() > 1).then(|| Pipeline::new(depth, how.schedule, chunks)).transpose()?;
+        let parts = stages.iter().map(part).collect::<Result<_>>()?;
+        let mut shared_out = None;
+        if how.share_parameters && comms.gradients().size() > 1 {
+            if pipeline.is_some() {
+                return Err(Error::Invalid(
+                    "parameters are not shared out where there is a pipeline (pp)".into(),
+                ));
+            }
+            let (shared, own) = SharedOut::new(&params, comms.gradients().clone())?;
+            (shared_out, params) = (Some(shared), own);
+        }
         Ok(Self {
+            shared_out,
             config: Arc::new(config.clone()),
             pieces: Arc::new(Pieces::new(model.params(), comms, is_tied)),
-            parts: stages.iter().map(part).collect::<Result<_>>()?,
+            parts,
             params,
             comms: comms.clone(),
             ties: ties.transpose()?.flatten(),
@@ -111,6 +127,11 @@ impl ParallelLm {
     /// Where this rank's parameters lie in the whole model's.
     pub fn pieces(&self) -> &Arc<Pieces> {
         &self.pieces
+    }
+
+    /// How the parameters are shared out, if they are.
+    pub(crate) fn shared_out(&self) -> Option<&SharedOut> {
+        self.shared_out.as_ref()
     }
 
     /// What a pass over `batch` works on, the same on every stage.
@@ -153,9 +174,12 @@ impl ParallelLm {
 
 impl Policy for ParallelLm {
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
-        match &self.pipeline {
-            None => self.part(0).forward(batch, needs),
-            Some(pipeline) => pipeline.forward(self, batch, needs),
+        match (&self.pipeline, &self.shared_out) {
+            (Some(pipeline), _) => pipeline.forward(self, batch, needs),
+            (None, Some(how)) => {
+                forward_by_parts(&self.part(0), &Gathering { how, own: &self.params }, batch, needs)
+            }
+            (None, None) => self.part(0).forward(batch, needs),
         }
     }
 
@@ -168,10 +192,14 @@ impl Policy for ParallelLm {
     }
 
     fn whole(&self) -> Result<ParamSet> {
+        let own = match &self.shared_out {
+            Some(how) => how.gather(&self.params, |_| true)?,
+            None => self.params.clone(),
+        };
         if self.pipeline.is_none() && self.comms.along(Axis::Tensor).size() == 1 {
-            return Ok(self.params.clone());
+            return Ok(own);
         }
-        self.pieces.join_all(&self.params)
+        self.pieces.join_all(&own)
     }
 
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {
@@ -183,9 +211,13 @@ impl Policy for ParallelLm {
     }
 
     fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
-        let result = match &self.pipeline {
-            None => self.part(0).accumulate(micro, needs, loss),
-            Some(pipeline) => pipeline.accumulate(self, micro, needs, loss),
+        let result = match (&self.pipeline, &self.shared_out) {
+            (Some(pipeline), _) => pipeline.accumulate(self, micro, needs, loss),
+            (None, Some(how)) => {
+                let source = Gathering { how, own: &self.params };
+                accumulate_by_parts(&self.part(0).in_training(), &source, micro, needs, loss)
+            }
+            (None, None) => self.part(0).accumulate(micro, needs, loss),
         };
         // A rank that has failed still takes part: the others would wait for it.
         let mut gradients = match &result {

@@ -1,11 +1,14 @@
 //! `cargo xtask ci`: everything that a change must pass, each step timed and named.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use toml::{Table, Value};
 
 use crate::{tidy, workspace};
 
@@ -29,6 +32,8 @@ enum Step {
     Clippy,
     /// Unit and integration tests, under nextest where it is installed.
     Test,
+    /// Ranks as processes, under `mpirun`.
+    Mpi,
     /// The examples in the documentation compile and run.
     Doctest,
     /// The documentation builds without a warning.
@@ -73,6 +78,15 @@ impl Step {
             }
             Self::Test if installed("nextest") => cargo(&["nextest", "run", "--release", "--workspace"]),
             Self::Test => cargo(&["test", "--release", "--workspace", "--lib", "--bins", "--tests"]),
+            Self::Mpi => cargo(&[
+                "test",
+                "--release",
+                "--workspace",
+                "--features",
+                "aligner-parallel/mpi",
+                "--test",
+                "mpi",
+            ]),
             Self::Doctest => cargo(&["test", "--release", "--workspace", "--doc"]),
             Self::Doc => documentation(),
             Self::Deny => deny(),
@@ -94,8 +108,8 @@ fn deny() -> Result<()> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])
 }
 
-/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them.
-const CHECKED_ELSEWHERE: [&str; 2] = ["cube", "cube-cpu"];
+/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them. `mpi` has a step.
+const CHECKED_ELSEWHERE: [&str; 3] = ["cube", "cube-cpu", "mpi"];
 
 /// Type-checks the workspace with each optional feature, switched on in every crate that has it; it
 /// is never linked.
@@ -120,18 +134,44 @@ fn features() -> Result<()> {
     Ok(())
 }
 
-/// Tests and runs the package outside the workspace, from its own directory, as its author would.
+/// Tests and runs the package outside the workspace, from its own directory, as its author would; but what
+/// it depends on is not compiled again where the workspace has compiled it.
 fn example() -> Result<()> {
     let directory = workspace::root().join("examples/custom_algorithm");
+    let target = workspace::root().join("target");
+    let profile = profile_outside(&target)?;
     for arguments in [
         &["test", "--release", "--locked"][..],
         &["run", "--release", "--locked", "--", "train", "run.toml", "--overwrite"],
         &["run", "--release", "--locked", "--bin", "gspo", "--", "check-algorithm", "gspo.toml"],
         &["run", "--release", "--locked", "--bin", "gspo", "--", "train", "gspo.toml", "--overwrite"],
     ] {
-        run_command(Command::new("cargo").args(arguments).current_dir(&directory))?;
+        let mut command = Command::new("cargo");
+        command.arg("--config").arg(&profile).args(arguments).current_dir(&directory);
+        run_command(command.env("CARGO_TARGET_DIR", &target))?;
     }
     Ok(())
+}
+
+/// Writes the workspace's profile as a configuration for a package outside of it, to which the workspace's
+/// members are dependencies like any other.
+fn profile_outside(target: &Path) -> Result<PathBuf> {
+    let manifest = workspace::root().join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).with_context(|| manifest.display().to_string())?;
+    let mut table: Table = toml::from_str(&text).with_context(|| manifest.display().to_string())?;
+    let mut profile = table.remove("profile").context("the workspace has no profile")?;
+    let packages = profile.get_mut("release").and_then(|release| release.get_mut("package"));
+    let packages = packages.and_then(Value::as_table_mut).context("the release profile has no packages")?;
+    for member in workspace::members()? {
+        let own = packages.entry(member.name).or_insert_with(|| Value::Table(Table::new()));
+        if let Some(own) = own.as_table_mut() {
+            own.entry("opt-level").or_insert(Value::Integer(3));
+        }
+    }
+    let path = target.join("profile.toml");
+    let config = Table::from_iter([("profile".to_owned(), profile)]);
+    fs::write(&path, toml::to_string(&config)?).with_context(|| path.display().to_string())?;
+    Ok(path)
 }
 
 fn cargo_command(arguments: &[&str]) -> Command {

@@ -27,6 +27,9 @@ pub struct MeshSection {
     pub chunks: usize,
     /// Whether each data-parallel rank keeps a part of the optimizer's state (`ZeRO` stage 1).
     pub shard_optimizer: bool,
+    /// Whether each data-parallel rank keeps a part of the parameters, too (`ZeRO` stage 3): they are gathered by
+    /// layer, and activations are computed again.
+    pub shard_parameters: bool,
 }
 
 impl Default for MeshSection {
@@ -41,6 +44,7 @@ impl Default for MeshSection {
             schedule: PipelineSchedule::default(),
             chunks: 1,
             shard_optimizer: false,
+            shard_parameters: false,
         }
     }
 }
@@ -70,7 +74,12 @@ impl MeshSection {
 
     /// How the model is cut.
     pub fn cut(&self) -> Cut {
-        Cut { sequence: self.sequence_parallel, schedule: self.schedule, chunks: self.chunks }
+        Cut {
+            sequence: self.sequence_parallel,
+            schedule: self.schedule,
+            chunks: self.chunks,
+            share_parameters: self.shard_parameters,
+        }
     }
 
     /// What is wrong with the section, by key.
@@ -93,6 +102,9 @@ impl MeshSection {
             errors.extend(problems.into_iter().map(|problem| Error::setting("schedule", problem)));
         } else if self.chunks > 1 {
             errors.push(Error::setting("chunks", "above 1, but there is no pipeline: pp is 1"));
+        }
+        if self.shard_parameters && self.pp > 1 {
+            errors.push(Error::setting("shard_parameters", "not where there is a pipeline: pp is above 1"));
         }
         if self.ep > 1 {
             errors.push(Error::setting("ep", "no model that is loaded has experts"));

@@ -155,7 +155,7 @@ fn critic(
             let message = format!("a critic has one output, this model {outputs}");
             return Err(run.blame(Error::setting("critic.path", message)));
         }
-        None => policy = policy.with_score_head(1, seed)?,
+        None => policy = policy.with_value_head(seed)?,
     }
     if let Some(section) = &lora {
         let file = from.or(section.path.as_deref()).map(AdapterCheckpoint::open).transpose()?;

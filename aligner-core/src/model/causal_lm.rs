@@ -123,7 +123,8 @@ impl CausalLm {
         config.validate()?;
         let mut params = ParamSet::default();
         for (index, (name, shape)) in Self::parameters(&config).iter().enumerate() {
-            params.insert_data(name.as_str(), shape, initial(shape, &[seed, index as u64]), device)?;
+            let values = initial(shape, &[seed, index as u64], DEVIATION);
+            params.insert_data(name.as_str(), shape, values, device)?;
             if name.contains(".bias") {
                 let zeros = Tensor::zeros([shape[0]], device);
                 if let Some(param) = params.iter_mut().last() {
@@ -186,6 +187,21 @@ impl CausalLm {
     /// # Errors
     /// A configuration that is not valid with the head; a model with an adapter.
     pub fn with_score_head(self, labels: usize, seed: u64) -> Result<Self> {
+        self.with_head(labels, seed, DEVIATION)
+    }
+
+    /// The same body with a fresh head of one output in place of its own head, which says next to nothing at
+    /// first: what a critic has not learned yet must not be louder than rewards. The deviation is that of
+    /// `OpenRLHF`, `1 / (hidden + 1)`.
+    ///
+    /// # Errors
+    /// As [`CausalLm::with_score_head`].
+    pub fn with_value_head(self, seed: u64) -> Result<Self> {
+        let deviation = 1.0 / (self.config.hidden_size as f64 + 1.0);
+        self.with_head(1, seed, deviation)
+    }
+
+    fn with_head(self, labels: usize, seed: u64, deviation: f64) -> Result<Self> {
         if self.config.adapter.is_some() {
             return Err(Error::Invalid("the model has an adapter: its head comes first".into()));
         }
@@ -196,7 +212,7 @@ impl CausalLm {
             params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
         }
         let shape = [labels, config.hidden_size];
-        params.insert_data(SCORE, &shape, initial(&shape, &[seed, u64::MAX]), &self.device)?;
+        params.insert_data(SCORE, &shape, initial(&shape, &[seed, u64::MAX], deviation), &self.device)?;
         let model = Self::new(config, params, &self.device)?;
         let Self { gradient_checkpointing, temperature, .. } = self;
         Ok(Self { gradient_checkpointing, temperature, ..model })
@@ -389,14 +405,17 @@ impl CausalLm {
     }
 }
 
-/// Normal values with standard deviation 0.02 for a matrix, ones for a vector.
-fn initial(shape: &[usize], key: &[u64]) -> Vec<f32> {
+/// The standard deviation of a fresh model's matrices.
+const DEVIATION: f64 = 0.02;
+
+/// Normal values for a matrix, ones for a vector.
+fn initial(shape: &[usize], key: &[u64], deviation: f64) -> Vec<f32> {
     let len = shape.iter().product();
     if shape.len() < 2 {
         return vec![1.0; len];
     }
     let rng = Rng::new(key);
-    (0..len as u64).into_par_iter().map(|i| (rng.normal(i) * 0.02) as f32).collect()
+    (0..len as u64).into_par_iter().map(|i| (rng.normal(i) * deviation) as f32).collect()
 }
 
 impl Policy for CausalLm {

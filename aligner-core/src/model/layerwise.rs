@@ -4,10 +4,71 @@
 use burn::tensor::Tensor;
 
 use super::CausalLm;
+use super::causal_lm::Work;
 use super::exec::Tensors;
 use super::llama::Layout;
+use super::stage::layer_of;
 use crate::policy::finite_sum;
-use crate::{Batch, Gradients, LossFn, Needs, ParamSet, Policy, Result};
+use crate::{Batch, Error, Forward, Gradients, LossFn, Metrics, Needs, ParamSet, Policy, Result};
+
+/// A part of a model whose parameters are used together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A layer.
+    Layer(usize),
+    /// Embedding, final norm and head.
+    Ends,
+}
+
+impl Part {
+    /// Whether a parameter, by its name, belongs to it.
+    pub fn has(self, name: &str) -> bool {
+        match self {
+            Self::Layer(index) => layer_of(name) == Some(index),
+            Self::Ends => layer_of(name).is_none(),
+        }
+    }
+}
+
+/// Where the parameters of a model's parts are while they are not used, and where their gradients go.
+///
+/// Ranks that share them call these together: [`accumulate_by_parts`] does so in the same order on all.
+pub trait PartSource {
+    /// A set in which the part's parameters are whole.
+    ///
+    /// # Errors
+    /// A failed collective.
+    fn gather(&self, part: Part) -> Result<ParamSet>;
+
+    /// Takes the part's gradients, in the set's order, and returns what this rank keeps of them.
+    ///
+    /// # Errors
+    /// A failed collective.
+    fn reduce(&self, part: Part, gradients: Vec<Option<Tensor<1>>>) -> Result<Vec<Option<Tensor<1>>>>;
+
+    /// How many passes there are, where this rank has `own` micro-batches.
+    ///
+    /// # Errors
+    /// A failed collective.
+    fn passes(&self, own: usize) -> Result<usize>;
+}
+
+/// All parameters are here.
+struct Resident<'a>(&'a ParamSet);
+
+impl PartSource for Resident<'_> {
+    fn gather(&self, _: Part) -> Result<ParamSet> {
+        Ok(self.0.clone())
+    }
+
+    fn reduce(&self, _: Part, gradients: Vec<Option<Tensor<1>>>) -> Result<Vec<Option<Tensor<1>>>> {
+        Ok(gradients)
+    }
+
+    fn passes(&self, own: usize) -> Result<usize> {
+        Ok(own)
+    }
+}
 
 /// As `Policy::accumulate`, at the memory of one layer's activations.
 pub(super) fn accumulate(
@@ -16,38 +77,131 @@ pub(super) fn accumulate(
     needs: Needs,
     loss: &LossFn<'_>,
 ) -> Result<Gradients> {
+    accumulate_by_parts(model, &Resident(model.params()), micro, needs, loss)
+}
+
+/// As [`Policy::accumulate`], at the memory of one layer's activations and, with `source`, of one layer's
+/// parameters (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3).
+///
+/// # Errors
+/// As [`Policy::accumulate`]. A rank whose loss fails takes part to the end.
+pub fn accumulate_by_parts(
+    model: &CausalLm,
+    source: &dyn PartSource,
+    micro: &[Batch],
+    needs: Needs,
+    loss: &LossFn<'_>,
+) -> Result<Gradients> {
     let mut all = Gradients::default();
-    for batch in micro {
-        let work = model.work(batch)?;
-        let (body, layout) = (model.body(), &work.layout);
+    let mut failure = None;
+    for at in 0..source.passes(micro.len())? {
+        let mut pass = Pass { model, source, sums: Vec::new(), loss_sum: 0.0, metrics: Metrics::default() };
+        let batch = micro.get(at).filter(|_| failure.is_none());
+        failure = failure.or(pass.run(batch, needs, loss)?);
+        all.add(pass.sums, pass.loss_sum, &pass.metrics);
+    }
+    failure.map_or(Ok(all), Err)
+}
+
+/// As [`Policy::forward`] without a graph, at the memory of one layer's parameters.
+///
+/// # Errors
+/// As [`Policy::forward`].
+pub fn forward_by_parts(
+    model: &CausalLm,
+    source: &dyn PartSource,
+    batch: &Batch,
+    needs: Needs,
+) -> Result<Forward> {
+    let work = model.work(batch)?;
+    let ends = model.on(source.gather(Part::Ends)?);
+    let mut x = model.body().embed(ends.params(), &work.tokens, model.shard())?;
+    for index in model.body().layers() {
+        let part = model.on(source.gather(Part::Layer(index))?);
+        x = model.body().layer(&mut tensors(&part, &work.layout), index, x)?;
+    }
+    ends.read(model.body().norm(ends.params(), x)?, &work, batch, needs)
+}
+
+/// One micro-batch forth and back.
+struct Pass<'a> {
+    model: &'a CausalLm,
+    source: &'a dyn PartSource,
+    sums: Vec<Option<Tensor<1>>>,
+    loss_sum: f64,
+    metrics: Metrics,
+}
+
+impl Pass<'_> {
+    /// Without a batch, or where its loss has failed, this rank only takes part in what others do. Returns
+    /// that failure.
+    fn run(&mut self, batch: Option<&Batch>, needs: Needs, loss: &LossFn<'_>) -> Result<Option<Error>> {
+        let Self { model, source, .. } = *self;
+        let body = model.body();
+        let work = batch.map(|batch| Ok::<_, Error>((model.work(batch)?, batch))).transpose()?;
+        let ends = model.on(source.gather(Part::Ends)?);
         // x[i] is the input of layer i, without a graph.
-        let mut x = vec![body.embed(model.params(), &work.tokens, model.shard())?];
-        for index in body.layers() {
-            let input = x[x.len() - 1].clone();
-            x.push(body.layer(&mut tensors(model, layout), index, input)?);
+        let mut x = Vec::new();
+        if let Some((work, _)) = &work {
+            x.push(body.embed(ends.params(), &work.tokens, model.shard())?);
         }
-        let mut sums = vec![None; model.params().len()];
-
-        let top = Piece::new(model, x.pop());
-        let hidden = body.norm(top.model.params(), top.input())?;
-        let out = loss(&top.model.read(hidden, &work, batch, needs)?, batch)?;
-        let loss_sum = finite_sum(&out.sum, batch)?;
-        let mut of_x = top.backward(&out.sum, &mut sums);
-
+        for index in body.layers() {
+            let part = model.on(source.gather(Part::Layer(index))?);
+            if let (Some((work, _)), Some(input)) = (&work, x.last().cloned()) {
+                x.push(body.layer(&mut tensors(&part, &work.layout), index, input)?);
+            }
+        }
+        let mut of_ends = vec![None; model.params().len()];
+        let top = work
+            .as_ref()
+            .map(|(work, batch)| self.top(&ends, (work, batch), x.pop(), needs, (loss, &mut of_ends)));
+        let (mut of_x, failure) = match top {
+            Some(Ok(of_x)) => (Some(of_x), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
+        };
         for index in body.layers().rev() {
-            let stage = Piece::new(model, x.pop());
-            let output = body.layer(&mut tensors(&stage.model, layout), index, stage.input())?;
-            of_x = stage.backward(&seeded(output, of_x), &mut sums);
+            let part = model.on(source.gather(Part::Layer(index))?);
+            let mut of_layer = vec![None; model.params().len()];
+            if let (Some((work, _)), Some(above)) = (&work, of_x.take()) {
+                let piece = Piece::new(&part, x.pop());
+                let output = body.layer(&mut tensors(&piece.model, &work.layout), index, piece.input())?;
+                of_x = Some(piece.backward(&seeded(output, above), &mut of_layer));
+            }
+            self.keep(source.reduce(Part::Layer(index), of_layer)?);
         }
         // A frozen embedding has no graph to go back through.
-        if model.params().get(body.embedding_id()?).trainable {
-            let bottom = Piece::new(model, None);
+        let is_trained = ends.params().get(body.embedding_id()?).trainable;
+        if let (Some((work, _)), Some(above), true) = (&work, of_x, is_trained) {
+            let bottom = Piece::new(&ends, None);
             let output = body.embed(bottom.model.params(), &work.tokens, model.shard())?;
-            bottom.backward(&seeded(output, of_x), &mut sums);
+            bottom.backward(&seeded(output, above), &mut of_ends);
         }
-        all.add(sums, loss_sum, &out.metrics);
+        self.keep(source.reduce(Part::Ends, of_ends)?);
+        Ok(failure)
     }
-    Ok(all)
+
+    /// Final norm, heads and loss; returns the gradient of the last layer's output, if there is one.
+    fn top(
+        &mut self,
+        ends: &CausalLm,
+        (work, batch): (&Work, &Batch),
+        x: Option<Tensor<2>>,
+        needs: Needs,
+        (loss, sums): (&LossFn<'_>, &mut [Option<Tensor<1>>]),
+    ) -> Result<Option<Tensor<2>>> {
+        let top = Piece::new(ends, x);
+        let hidden = self.model.body().norm(top.model.params(), top.input())?;
+        let out = loss(&top.model.read(hidden, work, batch, needs)?, batch)?;
+        self.loss_sum += finite_sum(&out.sum, batch)?;
+        self.metrics.merge(&out.metrics);
+        Ok(top.backward(&out.sum, sums))
+    }
+
+    fn keep(&mut self, kept: Vec<Option<Tensor<1>>>) {
+        self.sums.resize(kept.len(), None);
+        add(&mut self.sums, kept);
+    }
 }
 
 fn tensors<'a>(model: &'a CausalLm, layout: &'a Layout) -> Tensors<'a> {
@@ -63,6 +217,15 @@ fn seeded(output: Tensor<2>, grad: Option<Tensor<2>>) -> Tensor<1> {
     }
 }
 
+fn add(sums: &mut [Option<Tensor<1>>], more: impl IntoIterator<Item = Option<Tensor<1>>>) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = match (sum.take(), more) {
+            (Some(sum), Some(more)) => Some(sum + more),
+            (one, other) => one.or(other),
+        };
+    }
+}
+
 /// A part of the model with a graph of its own.
 struct Piece {
     model: CausalLm,
@@ -75,21 +238,13 @@ impl Piece {
     }
 
     fn input(&self) -> Tensor<2> {
-        self.x.clone().expect("every stage above the embedding has an input")
+        self.x.clone().expect("every piece above the embedding has an input")
     }
 
-    /// Adds the gradients of this stage's parameters to `sums`; returns that of its input.
+    /// Adds the gradients of this piece's parameters to `sums`; returns that of its input.
     fn backward(&self, scalar: &Tensor<1>, sums: &mut [Option<Tensor<1>>]) -> Option<Tensor<2>> {
         let mut grads = scalar.backward();
-        let params: &ParamSet = self.model.params();
-        for (param, sum) in params.iter().zip(sums) {
-            if let Some(grad) = param.value.grad_remove(&mut grads) {
-                *sum = Some(match sum.take() {
-                    Some(sum) => sum + grad,
-                    None => grad,
-                });
-            }
-        }
+        add(sums, self.model.params().iter().map(|param| param.value.grad_remove(&mut grads)));
         self.x.as_ref()?.grad_remove(&mut grads)
     }
 }

@@ -9,12 +9,14 @@ use aligner_core::{Communicator, Param, ParamSet, Phase, Result, Tensor};
 
 use crate::cut::{share, zeros};
 use crate::flat::{buckets, present};
+use crate::parts::slice_shape;
 
 const SCATTER: Phase = Phase::new("sums of gradients, shared out");
 const GATHER: Phase = Phase::new("updated parameters");
 const STATE: Phase = Phase::new("the optimizer's state");
 
-type Named = (String, Vec<usize>, Tensor<1>);
+/// A state's tensor: name, shape, values.
+pub(super) type Named = (String, Vec<usize>, Tensor<1>);
 
 /// The trained parameters, end to end in buckets, of each of which every rank has an equal part.
 pub(super) struct Shares {
@@ -213,15 +215,6 @@ impl Shares {
         }
         (own, counts)
     }
-}
-
-/// A slice of a parameter has the parameter's rank: whether it decays hangs on that.
-fn slice_shape(param: &Param, len: usize) -> Vec<usize> {
-    let mut shape = vec![1; param.shape.len()];
-    if let Some(last) = shape.last_mut() {
-        *last = len;
-    }
-    shape
 }
 
 fn name(params: &ParamSet, at: usize) -> String {

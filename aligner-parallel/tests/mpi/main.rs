@@ -1,7 +1,11 @@
 //! Ranks as processes: this program starts itself under `mpirun`, four times for each case.
 
+#[path = "../parity/case.rs"]
+mod case;
 #[path = "../random/fault.rs"]
 mod fault;
+#[path = "../parity/layouts.rs"]
+mod layouts;
 #[path = "../random/oracle.rs"]
 mod oracle;
 #[path = "../random/program.rs"]
@@ -13,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use aligner_core::{Communicator, Error, Phase};
 use aligner_parallel::{Mesh, MeshComms, MpiComm};
+use case::Case;
 use fault::{Fault, Kind};
 use program::Program;
 
@@ -31,6 +36,7 @@ fn main() {
     }
     random_programs_end_with_the_right_values();
     groups_of_a_mesh_form();
+    layouts_compute_what_one_rank_does();
     for kind in [Kind::Size, Kind::Order, Kind::Leave, Kind::Missing, Kind::Late, Kind::Panic] {
         fault_is_named_on_every_rank(kind);
     }
@@ -71,6 +77,28 @@ fn groups_of_a_mesh_form() {
     let (output, took) = launch("mesh", &[]);
     assert!(output.status.success(), "{}", told(&output));
     eprintln!("mesh: formed in {took:.1?}");
+}
+
+fn layouts_compute_what_one_rank_does() {
+    let (output, took) = launch("parity", &[]);
+    assert!(output.status.success(), "{}", told(&output));
+    eprintln!("parity: equal in {took:.1?}");
+}
+
+/// Every case on every layout of as many ranks.
+fn parity(comm: &Arc<dyn Communicator>) {
+    let layouts =
+        [&layouts::TENSOR[..], &layouts::CONTEXT, &layouts::PIPELINE, &layouts::DATA, &layouts::MIXED];
+    for case in Case::ALL {
+        let expected = case.on_one();
+        for layout in layouts.concat().into_iter().filter(|layout| layout.ranks() == RANKS) {
+            let what = format!("{case:?} on {layout:?}, rank {}", comm.rank());
+            match case.outcome(layout, comm.clone()) {
+                Ok(outcome) => outcome.compare(&expected, &what),
+                Err(error) => panic!("{what}: {error}"),
+            }
+        }
+    }
 }
 
 /// The first program on all ranks in which a fault of this kind stops all others.
@@ -141,6 +169,7 @@ fn rank(case: &str) -> i32 {
                 .expect("a sum");
             assert_eq!(sum[0] as usize, [2, 4][rank % 2], "ranks {rank} and its replica");
         }
+        "parity" => parity(&comm),
         "killed" => {
             if rank == 2 {
                 let _ = Command::new("kill").args(["-9", &std::process::id().to_string()]).status();

@@ -9,7 +9,7 @@ use aligner_core::{
     Batch, Communicator, Device, Forward, Gradients, Group, LossOutput, Metrics, Needs, ParamSet, Policy,
     Reduce, Result, Sample, Tensor, constant,
 };
-use aligner_parallel::{Cut, Mesh, MeshAdamW, MeshComms, ParallelLm, PipelineSchedule, Solo};
+use aligner_parallel::{Cut, Mesh, MeshAdamW, MeshComms, ParallelLm, PipelineSchedule, Solo, ThreadComm};
 
 /// A mesh, and how the model is cut on it.
 #[derive(Debug, Clone, Copy)]
@@ -23,8 +23,17 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) const fn new(mesh: [usize; 5]) -> Self {
-        let cut = Cut { sequence: false, schedule: PipelineSchedule::OneForwardOneBackward, chunks: 1 };
+        let cut = Cut {
+            sequence: false,
+            schedule: PipelineSchedule::OneForwardOneBackward,
+            chunks: 1,
+            share_parameters: false,
+        };
         Self { mesh, cut, shared: false, checkpointing: false }
+    }
+
+    pub(crate) fn ranks(self) -> usize {
+        self.mesh.iter().product()
     }
 
     pub(crate) const fn sequence(mut self) -> Self {
@@ -39,6 +48,11 @@ impl Layout {
 
     pub(crate) const fn shared(mut self) -> Self {
         self.shared = true;
+        self
+    }
+
+    pub(crate) const fn share_parameters(mut self) -> Self {
+        self.cut.share_parameters = true;
         self
     }
 
@@ -131,22 +145,20 @@ impl Case {
         Ok(LossOutput { sum, metrics })
     }
 
-    /// Compares a layout with one rank.
-    pub(crate) fn check(self, layout: Layout) {
-        let expected = self.on_one();
-        let ranks = layout.mesh.iter().product();
-        let results = aligner_parallel::ThreadComm::run(ranks, |comm| self.outcome(layout, Arc::new(comm)));
+    /// Compares a layout of threads with one rank.
+    pub(crate) fn check_on_threads(self, layout: Layout, expected: &Outcome) {
+        let results = ThreadComm::run(layout.ranks(), |comm| self.outcome(layout, Arc::new(comm)));
         for (rank, outcome) in results.into_iter().enumerate() {
             let what = format!("{self:?} on {layout:?}, rank {rank}");
             match outcome {
-                Ok(outcome) => outcome.compare(&expected, &what),
+                Ok(outcome) => outcome.compare(expected, &what),
                 Err(error) => panic!("{what}: {error}"),
             }
         }
     }
 
     pub(crate) fn on_one(self) -> Outcome {
-        self.outcome(super::ONE, Arc::new(Solo)).unwrap()
+        self.outcome(Layout::new([1; 5]), Arc::new(Solo)).unwrap()
     }
 
     /// What this rank gets.
@@ -168,7 +180,7 @@ impl Case {
         let values = columns.into_iter().flatten().flat_map(|column| to_vec(&column)).collect();
 
         let adamw = AdamW::new(AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() })?;
-        let mut optimizer = MeshAdamW::new(policy.pieces(), policy.params(), adamw, layout.shared);
+        let mut optimizer = MeshAdamW::new(&policy, adamw, layout.shared);
         let mut outcome = Outcome {
             loss: 0.0,
             norm: 0.0,
@@ -186,7 +198,7 @@ impl Case {
             if step == 0 {
                 outcome.loss = loss[0];
                 outcome.metric = gradients.metrics.get("accuracy").unwrap_or(f64::NAN);
-                outcome.gradients = self.whole_gradients(&policy, &gradients)?;
+                outcome.gradients = self.whole_gradients(&policy, &gradients, layout)?;
             }
             let norm = optimizer.sum(policy.params(), &mut gradients.values)?;
             if step == 0 {
@@ -199,16 +211,24 @@ impl Case {
     }
 
     /// The gradients of the whole model's parameters, summed over the data-parallel ranks.
-    fn whole_gradients(self, policy: &ParallelLm, gradients: &Gradients) -> Result<Vec<(String, Vec<f32>)>> {
+    fn whole_gradients(
+        self,
+        policy: &ParallelLm,
+        gradients: &Gradients,
+        layout: Layout,
+    ) -> Result<Vec<(String, Vec<f32>)>> {
         let mut own = ParamSet::default();
         for (param, gradient) in policy.params().iter().zip(&gradients.values) {
             let zeros = || Tensor::zeros([param.elements()], &Device::flex());
-            let gradient = gradient.clone().unwrap_or_else(zeros);
-            let ranks = policy.pieces().comms().gradients();
-            let sum = ranks.all_reduce(gradient, Reduce::Sum, aligner_core::Phase::new("test"))?;
-            own.insert(param.name.as_str(), &param.shape, sum)?;
+            let mut gradient = gradient.clone().unwrap_or_else(zeros);
+            // Those of parameters that are shared out are sums already.
+            if !layout.cut.share_parameters {
+                let ranks = policy.pieces().comms().gradients();
+                gradient = ranks.all_reduce(gradient, Reduce::Sum, aligner_core::Phase::new("test"))?;
+            }
+            own.insert(param.name.as_str(), &param.shape, gradient)?;
         }
-        let whole = policy.pieces().join_all(&own)?;
+        let whole = policy.with_params(own).whole()?;
         Ok(whole.iter().map(|param| (param.name.clone(), to_vec(&param.value))).collect())
     }
 
