@@ -179,11 +179,13 @@ impl Learner {
             let packed = self.pack(algorithm, step.groups)?;
             let mut metrics = step.metrics;
             let mut loss_sum = 0.0;
-            for batch in &packed.batches {
-                let out = algorithm.loss(&self.policy.forward(batch, algorithm.needs())?, batch)?;
+            self.policy.forward_each(&packed.batches, algorithm.needs(), &mut |at, out| {
+                let batch = &packed.batches[at];
+                let out = algorithm.loss(&out, batch)?;
                 loss_sum += finite_sum(&out.sum, batch)?;
                 metrics.merge(&out.metrics);
-            }
+                Ok(())
+            })?;
             metrics.add("loss", loss_sum, packed.count);
             Ok(metrics)
         });

@@ -34,24 +34,21 @@ impl Question<'_> {
         each: &mut dyn FnMut(Vec<Answer>) -> Result<()>,
     ) -> Result<()> {
         let bare: Vec<Group> = groups.iter().enumerate().map(|(at, group)| bare(at, group)).collect();
-        for batch in micro_batches(&bare, self.micro_batch_tokens, false)? {
-            let values = self.values(&batch)?;
+        let batches = micro_batches(&bare, self.micro_batch_tokens, false)?;
+        // A model refuses a batch without targets, and there is nothing to ask it for.
+        let (asked, empty): (Vec<Batch>, Vec<Batch>) =
+            batches.into_iter().partition(|batch| !batch.targets.is_empty());
+        let mut answer = |batch: &Batch, values: &[f32]| {
             let answer = |sequence: &aligner_core::Sequence| Answer {
                 group: batch.groups[sequence.group].parse().expect("ids that `bare` has written"),
                 sample: sequence.sample,
                 values: values[sequence.targets.clone()].to_vec(),
             };
-            each(batch.sequences.iter().map(answer).collect())?;
-        }
-        Ok(())
-    }
-
-    fn values(&self, batch: &Batch) -> Result<Vec<f32>> {
-        // A model refuses a batch without targets, and there is nothing to ask it for.
-        if batch.targets.is_empty() {
-            return Ok(Vec::new());
-        }
-        Ok(to_vec((self.pick)(&self.policy.forward(batch, self.needs)?)?))
+            each(batch.sequences.iter().map(answer).collect())
+        };
+        empty.iter().try_for_each(|batch| answer(batch, &[]))?;
+        self.policy
+            .forward_each(&asked, self.needs, &mut |at, out| answer(&asked[at], &to_vec((self.pick)(&out)?)))
     }
 }
 

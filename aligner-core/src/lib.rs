@@ -53,7 +53,7 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use params::{Param, ParamId, ParamSet, is_finite};
-pub use policy::{Gradients, Policy, accumulate_in_turn, finite_sum};
+pub use policy::{EachForward, Gradients, Policy, accumulate_in_turn, finite_sum};
 pub use reward::{Reward, Score};
 pub use sample::{Group, Prompt, Sample};
 pub use sampling::{Sampling, TokenMask};

@@ -13,7 +13,7 @@ mod stage;
 pub use causal_lm::{CausalLm, Work};
 pub use config::{Llama3Scaling, MODEL_TYPES, ModelConfig, RopeConfig};
 pub use exec::{Exec, Linear};
-pub use layerwise::{Part, PartSource, accumulate_by_parts, forward_by_parts};
+pub use layerwise::{Part, PartSource, accumulate_by_parts, forward_each_by_parts};
 pub use llama::{Layout, Llama};
 pub(crate) use lora::{A as LORA_A, B as LORA_B, MAGNITUDE as LORA_MAGNITUDE};
 pub use lora::{Adapter, AdapterModule, Lora, LoraConfig, Targets};

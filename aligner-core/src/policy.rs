@@ -33,6 +33,9 @@ impl Gradients {
     }
 }
 
+/// Takes a batch's place among several, and what a pass says of it.
+pub type EachForward<'a> = dyn FnMut(usize, Forward) -> Result<()> + 'a;
+
 /// A model that gives log-probabilities of a packed batch, and gradients of a loss on them.
 pub trait Policy {
     /// One pass over `batch`; differentiable where the parameters are tracked.
@@ -40,6 +43,16 @@ pub trait Policy {
     /// # Errors
     /// A batch that the model cannot take: token ids past the vocabulary, too many positions.
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward>;
+
+    /// A pass over each of `batches` in turn; `each` is given the batch's place and what the pass says.
+    ///
+    /// Ranks whose passes need each other call it together, each with as many batches as it has.
+    ///
+    /// # Errors
+    /// Those of [`Policy::forward`] and of `each`.
+    fn forward_each(&self, batches: &[Batch], needs: Needs, each: &mut EachForward<'_>) -> Result<()> {
+        batches.iter().enumerate().try_for_each(|(at, batch)| each(at, self.forward(batch, needs)?))
+    }
 
     /// The parameters.
     fn params(&self) -> &ParamSet;

@@ -5,10 +5,13 @@ mod pipeline;
 
 use std::sync::Arc;
 
-use aligner_core::model::{CausalLm, Llama, ModelConfig, Stage, Work, accumulate_by_parts, forward_by_parts};
+use aligner_core::model::{
+    CausalLm, Llama, ModelConfig, Stage, Work, accumulate_by_parts, forward_each_by_parts,
+};
 use aligner_core::shard::Split;
 use aligner_core::{
-    Batch, Communicator, Error, Forward, Gradients, LossFn, Needs, Param, ParamSet, Phase, Policy, Result,
+    Batch, Communicator, EachForward, Error, Forward, Gradients, LossFn, Needs, Param, ParamSet, Phase,
+    Policy, Result,
 };
 
 use crate::cut::{cut, rank_config, stage_names};
@@ -176,10 +179,25 @@ impl Policy for ParallelLm {
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
         match (&self.pipeline, &self.shared_out) {
             (Some(pipeline), _) => pipeline.forward(self, batch, needs),
-            (None, Some(how)) => {
-                forward_by_parts(&self.part(0), &Gathering { how, own: &self.params }, batch, needs)
+            (None, Some(_)) => {
+                let mut said = None;
+                self.forward_each(std::slice::from_ref(batch), needs, &mut |_, out| {
+                    said = Some(out);
+                    Ok(())
+                })?;
+                said.ok_or_else(|| Error::Invalid("the pass over the batch said nothing".into()))
             }
             (None, None) => self.part(0).forward(batch, needs),
+        }
+    }
+
+    fn forward_each(&self, batches: &[Batch], needs: Needs, each: &mut EachForward<'_>) -> Result<()> {
+        match &self.shared_out {
+            Some(how) if self.pipeline.is_none() => {
+                let source = Gathering { how, own: &self.params };
+                forward_each_by_parts(&self.part(0), &source, batches, needs, each)
+            }
+            _ => batches.iter().enumerate().try_for_each(|(at, batch)| each(at, self.forward(batch, needs)?)),
         }
     }
 

@@ -9,7 +9,9 @@ use super::exec::Tensors;
 use super::llama::Layout;
 use super::stage::layer_of;
 use crate::policy::finite_sum;
-use crate::{Batch, Error, Forward, Gradients, LossFn, Metrics, Needs, ParamSet, Policy, Result};
+use crate::{
+    Batch, EachForward, Error, Forward, Gradients, LossFn, Metrics, Needs, ParamSet, Policy, Result,
+};
 
 /// A part of a model whose parameters are used together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,24 +105,47 @@ pub fn accumulate_by_parts(
     failure.map_or(Ok(all), Err)
 }
 
-/// As [`Policy::forward`] without a graph, at the memory of one layer's parameters.
+/// As [`Policy::forward_each`] without a graph, at the memory of one layer's parameters.
 ///
 /// # Errors
-/// As [`Policy::forward`].
-pub fn forward_by_parts(
+/// As [`Policy::forward_each`]. A rank where `each` fails takes part to the end.
+pub fn forward_each_by_parts(
     model: &CausalLm,
     source: &dyn PartSource,
-    batch: &Batch,
+    batches: &[Batch],
     needs: Needs,
-) -> Result<Forward> {
-    let work = model.work(batch)?;
-    let ends = model.on(source.gather(Part::Ends)?);
-    let mut x = model.body().embed(ends.params(), &work.tokens, model.shard())?;
-    for index in model.body().layers() {
-        let part = model.on(source.gather(Part::Layer(index))?);
-        x = model.body().layer(&mut tensors(&part, &work.layout), index, x)?;
+    each: &mut EachForward<'_>,
+) -> Result<()> {
+    let mut done = Ok(());
+    for at in 0..source.passes(batches.len())? {
+        let batch = batches.get(at).filter(|_| done.is_ok());
+        if let Some(out) = forward_by_parts(model, source, batch, needs)? {
+            done = each(at, out);
+        }
     }
-    ends.read(model.body().norm(ends.params(), x)?, &work, batch, needs)
+    done
+}
+
+/// One pass; without a batch, this rank only takes part in what others do.
+fn forward_by_parts(
+    model: &CausalLm,
+    source: &dyn PartSource,
+    batch: Option<&Batch>,
+    needs: Needs,
+) -> Result<Option<Forward>> {
+    let work = batch.map(|batch| Ok::<_, Error>((model.work(batch)?, batch))).transpose()?;
+    let ends = model.on(source.gather(Part::Ends)?);
+    let body = model.body();
+    let embed = |(work, _): &(Work, _)| body.embed(ends.params(), &work.tokens, model.shard());
+    let mut x = work.as_ref().map(embed).transpose()?;
+    for index in body.layers() {
+        let part = model.on(source.gather(Part::Layer(index))?);
+        if let (Some((work, _)), Some(input)) = (&work, x.take()) {
+            x = Some(body.layer(&mut tensors(&part, &work.layout), index, input)?);
+        }
+    }
+    let (Some((work, batch)), Some(x)) = (work, x) else { return Ok(None) };
+    ends.read(body.norm(ends.params(), x)?, &work, batch, needs).map(Some)
 }
 
 /// One micro-batch forth and back.
