@@ -1,5 +1,6 @@
 //! A communicator that notes the phases of its calls, and does something wrong in one of them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct Planned {
 #[derive(Debug, Default)]
 struct Shared {
     planned: Option<Planned>,
+    /// It happens once.
+    is_done: AtomicBool,
     deadline: Duration,
     /// Phases in the order of their first calls.
     phases: Mutex<Vec<&'static str>>,
@@ -40,7 +43,15 @@ pub(crate) struct Watched {
 impl Watched {
     /// Watches a rank whose calls have this deadline; it does what is planned, if anything.
     pub(crate) fn new(inner: Arc<dyn Communicator>, deadline: Duration, planned: Option<Planned>) -> Self {
-        Self { inner, shared: Arc::new(Shared { planned, deadline, phases: Mutex::default() }) }
+        Self {
+            inner,
+            shared: Arc::new(Shared {
+                planned,
+                deadline,
+                is_done: AtomicBool::new(false),
+                phases: Mutex::default(),
+            }),
+        }
     }
 
     pub(crate) fn phases(&self) -> Vec<&'static str> {
@@ -56,7 +67,8 @@ impl Watched {
         drop(phases);
         let deadline = self.shared.deadline;
         let phase = Phase { deadline, ..phase };
-        let Some(planned) = self.shared.planned.filter(|planned| planned.phase == phase.name) else {
+        let planned = self.shared.planned.filter(|planned| planned.phase == phase.name);
+        let Some(planned) = planned.filter(|_| !self.shared.is_done.swap(true, Ordering::Relaxed)) else {
             return Ok(phase);
         };
         match planned.fault {
