@@ -1,10 +1,13 @@
 //! Every family: gradients against differences, saving and loading, adapters, the use of experts.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use aligner_core::model::{CausalLm, LoraConfig, MODEL_TYPES, ModelConfig, Part, Targets};
 use aligner_core::ops::host::to_vec;
-use aligner_core::weights::{AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model};
+use aligner_core::weights::{
+    AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model, save_tensors,
+};
 use aligner_core::{
     Batch, Device, Forward, Group, LossOutput, Needs, ParamSet, Policy, Result, Sample, Tensor,
 };
@@ -186,6 +189,30 @@ fn a_saved_model_of_every_family_is_the_same_bit_for_bit() {
             model.params().iter().map(|p| p.elements()).sum::<usize>()
         );
     }
+}
+
+#[test]
+fn names_without_their_beginning_and_buffers_are_read() {
+    let (dir, original) = (tempfile::tempdir().unwrap(), Checkpoint::open(&directory("gpt2")).unwrap());
+    let tensor = |values: &[f32]| Tensor::from_floats(values, &Device::flex());
+    let mut tensors: Vec<_> = (original.names())
+        .map(|name| {
+            let (shape, values) = original.read(name).unwrap();
+            (name.strip_prefix("transformer.").unwrap().to_string(), shape, tensor(&values))
+        })
+        .collect();
+    tensors.push(("h.0.attn.bias".into(), vec![1, 1, 2, 2], tensor(&[1.0, 0.0, 1.0, 1.0])));
+    tensors.push(("h.1.attn.masked_bias".into(), vec![1], tensor(&[-1e4])));
+    save_tensors(&dir.path().join("model.safetensors"), &tensors, &BTreeMap::default()).unwrap();
+    std::fs::copy(directory("gpt2").join("config.json"), dir.path().join("config.json")).unwrap();
+    let load = |path: &Path| CausalLm::load(&Checkpoint::open(path).unwrap(), &Device::flex());
+    let (short, long) = (load(dir.path()).unwrap(), model("gpt2"));
+    for (own, expected) in short.params().iter().zip(long.params().iter()) {
+        assert_eq!((&own.name, to_vec(&own.value)), (&expected.name, to_vec(&expected.value)));
+    }
+    tensors.push(("h.0.attn.rotor".into(), vec![1], tensor(&[1.0])));
+    save_tensors(&dir.path().join("model.safetensors"), &tensors, &BTreeMap::default()).unwrap();
+    assert!(load(dir.path()).unwrap_err().to_string().contains("h.0.attn.rotor"));
 }
 
 #[test]

@@ -88,8 +88,12 @@ impl CausalLm {
         let expected = Self::parameters(&config);
         let known: HashSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
         let tied = |name: &str| name == HEAD && config.tie_embeddings && config.num_labels.is_none();
+        let parts = &config.family.parts;
+        let buffer = |name: &str| parts.buffers.iter().any(|end| name.ends_with(end));
+        // Some files leave out what all names begin with.
+        let short = |name: &str| known.contains(format!("{}.{name}", parts.base).as_str());
         let unknown: Vec<&str> = (checkpoint.names())
-            .filter(|name| !known.contains(name) && !tied(name) && !name.contains("rotary_emb.inv_freq"))
+            .filter(|name| !known.contains(name) && !short(name) && !tied(name) && !buffer(name))
             .collect();
         if !unknown.is_empty() {
             let message = format!(

@@ -113,6 +113,8 @@ pub(crate) struct Parts {
     pub(crate) activation: Activation,
     /// Whether files have the linears' weights as `[in, out]`.
     pub(crate) transposed: bool,
+    /// Ends of the names of tensors that files may have and that are no parameters.
+    pub(crate) buffers: &'static [&'static str],
 }
 
 /// A block's norms: of what it reads, and of what it adds to the residual stream.

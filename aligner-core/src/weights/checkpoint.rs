@@ -138,18 +138,21 @@ impl Checkpoint {
         Ok(self.read(name)?.1)
     }
 
-    /// A model's parameter, in the shape that the model has it.
+    /// A model's parameter, in the shape that the model has it. Where there is none of its name, it may stand
+    /// under the name without what all the family's begin with.
     ///
     /// # Errors
     /// As [`Checkpoint::read_shaped`].
     pub fn read_parameter(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
-        let &[outputs, inputs] = spec.shape.as_slice() else {
-            return self.read_shaped(&spec.name, &spec.shape);
-        };
-        if !spec.transposed {
-            return self.read_shaped(&spec.name, &spec.shape);
+        let short = spec.name.split_once('.').map_or("", |(_, rest)| rest);
+        let is_short = self.shape(&spec.name).is_none() && self.shape(short).is_some();
+        let name = if is_short { short } else { &spec.name };
+        match spec.shape.as_slice() {
+            &[outputs, inputs] if spec.transposed => {
+                Ok(transposed(&self.read_shaped(name, &[inputs, outputs])?, outputs))
+            }
+            shape => self.read_shaped(name, shape),
         }
-        Ok(transposed(&self.read_shaped(&spec.name, &[inputs, outputs])?, outputs))
     }
 }
 

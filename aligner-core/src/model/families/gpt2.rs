@@ -56,4 +56,6 @@ const PARTS: Parts = Parts {
     experts: None,
     activation: Activation::GeluTanh,
     transposed: true,
+    // The causal mask, and what it masks with.
+    buffers: &[".attn.bias", ".attn.masked_bias"],
 };

@@ -41,4 +41,5 @@ pub(super) const PARTS: Parts = Parts {
     experts: None,
     activation: Activation::Silu,
     transposed: false,
+    buffers: &["rotary_emb.inv_freq"],
 };
