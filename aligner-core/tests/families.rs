@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use aligner_core::model::{CausalLm, LoraConfig, MODEL_TYPES, ModelConfig, Part, Targets};
+use aligner_core::model::{CausalLm, LoraConfig, MODEL_TYPES, ModelConfig, Role, Targets};
 use aligner_core::ops::host::to_vec;
 use aligner_core::weights::{
     AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model, save_tensors,
@@ -264,7 +264,7 @@ fn active_parameters_are_those_of_a_token_s_experts() {
         let config = model(name).config().clone();
         let specs = CausalLm::parameters(&config);
         let of_experts: usize = (specs.iter())
-            .filter(|spec| matches!(spec.part, Part::Expert(_)))
+            .filter(|spec| matches!(spec.role, Role::Expert(_)))
             .map(|spec| spec.shape.iter().product::<usize>())
             .sum();
         assert!(of_experts > 0);

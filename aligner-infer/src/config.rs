@@ -1,6 +1,6 @@
 //! The engine's settings.
 
-use aligner_core::model::{CausalLm, ModelConfig, ParamSpec, Part};
+use aligner_core::model::{CausalLm, ModelConfig, ParamSpec, Role};
 use aligner_core::ops::rows::{PAGE, PackedKind};
 use aligner_core::{Error, Result};
 
@@ -136,8 +136,8 @@ impl EngineConfig {
     pub fn packed_bytes(&self, config: &ModelConfig) -> usize {
         let Some(kind) = self.packed else { return 0 };
         let bytes = |spec: ParamSpec| {
-            let is_embedding = spec.part == Part::Embedding;
-            let head = spec.part == Part::Head
+            let is_embedding = spec.role == Role::Embedding;
+            let head = spec.role == Role::Head
                 || (config.tie_embeddings && is_embedding && spec.shape[0] == config.vocab_size);
             let kind = if head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
             let matrix = spec.shape.len() == 2 && (head || !is_embedding);

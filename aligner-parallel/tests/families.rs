@@ -81,7 +81,7 @@ fn on_two(name: &str, mesh: [usize; 5], cut: Cut) -> Vec<Result<Outcome>> {
             let phase = aligner_core::Phase::new("test");
             param.value = ranks.all_reduce(param.value.clone(), aligner_core::Reduce::Sum, phase)?;
         }
-        outcome(&logps, &policy.pieces().join_all(&own)?)
+        outcome(&logps, &policy.with_params(own).whole()?)
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use aligner_core::Needs;
-use aligner_core::model::{Adapter, CausalLm, ModelConfig, Part};
+use aligner_core::model::{Adapter, CausalLm, ModelConfig, Role};
 use aligner_infer::EngineConfig;
 
 use super::shape::Shape;
@@ -89,7 +89,7 @@ fn activations(config: &ModelConfig, tokens: usize, checkpointing: bool) -> f64 
 pub(super) fn parameters(config: &ModelConfig) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for spec in CausalLm::parameters(config) {
-        *kinds.entry(kind(spec.part)).or_default() += spec.shape.iter().product::<usize>();
+        *kinds.entry(kind(spec.role)).or_default() += spec.shape.iter().product::<usize>();
     }
     let mut out = format!("parameters  {}", count(config.num_params()));
     if let Some(experts) = &config.experts {
@@ -109,15 +109,15 @@ pub(super) fn adapter(adapter: &Adapter, config: &ModelConfig) -> String {
     format!("adapter     {} ({share:.2} %): {}\n", count(own), adapter.describe())
 }
 
-fn kind(part: Part) -> &'static str {
-    match part {
-        Part::Embedding => "embedding",
-        Part::Attention => "attention",
-        Part::Mlp => "mlp",
-        Part::Router => "router",
-        Part::Expert(_) => "experts",
-        Part::Norm => "norms",
-        Part::Head => "head",
+fn kind(role: Role) -> &'static str {
+    match role {
+        Role::Embedding => "embedding",
+        Role::Attention => "attention",
+        Role::Mlp => "mlp",
+        Role::Router => "router",
+        Role::Expert(_) => "experts",
+        Role::Norm => "norms",
+        Role::Head => "head",
     }
 }
 

@@ -26,17 +26,17 @@ pub struct ParamSpec {
     /// Outputs of each linear that is fused in this one, in order: each is split apart. Empty for a plain
     /// parameter.
     pub fused: Vec<usize>,
-    /// What it is a part of.
-    pub part: Part,
+    /// What it is for.
+    pub role: Role,
     /// Its layer; none for embeddings, the last norm and the heads.
     pub layer: Option<usize>,
     /// Whether files have it as `[in, out]`.
     pub transposed: bool,
 }
 
-/// What a parameter is a part of.
+/// What a parameter is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum Role {
     /// The token embedding, or learned positions.
     Embedding,
     /// A linear of an attention.
@@ -57,16 +57,16 @@ impl ParamSpec {
     /// The linear that it is the weight of, where an adapter may add to that: a linear of an attention or of
     /// an MLP. As in PEFT on transformers, a mixture's experts and router have no adapter.
     pub fn adaptable(&self) -> Option<(&str, [usize; 2])> {
-        let adaptable = matches!(self.part, Part::Attention | Part::Mlp);
+        let adaptable = matches!(self.role, Role::Attention | Role::Mlp);
         let shape: [usize; 2] = self.shape.as_slice().try_into().ok().filter(|_| adaptable)?;
         Some((self.name.strip_suffix(WEIGHT)?, shape))
     }
 
     /// The value that it has in a fresh model: none for the matrices, which are random.
     pub(super) fn fresh(&self, config: &ModelConfig) -> Option<f32> {
-        match (self.part, self.shape.len()) {
+        match (self.role, self.shape.len()) {
             (_, 2..) => None,
-            (Part::Norm, _) if !self.name.ends_with(BIAS) => {
+            (Role::Norm, _) if !self.name.ends_with(BIAS) => {
                 Some(if config.family.parts.norm == NormKind::RmsPlusOne { 0.0 } else { 1.0 })
             }
             _ => Some(0.0),
@@ -104,7 +104,7 @@ pub(super) fn count_active(config: &ModelConfig) -> Option<usize> {
 /// Without listing them all: the sizes of a file are not checked yet.
 fn count_with(config: &ModelConfig, experts: usize) -> Option<usize> {
     let elements = |specs: &[ParamSpec], of_experts: bool| {
-        let of = specs.iter().filter(|spec| matches!(spec.part, Part::Expert(_)) == of_experts);
+        let of = specs.iter().filter(|spec| matches!(spec.role, Role::Expert(_)) == of_experts);
         let size =
             |spec: &ParamSpec| spec.shape.iter().try_fold(1usize, |size, &axis| size.checked_mul(axis));
         of.map(size).try_fold(0usize, |sum, size| sum.checked_add(size?))
@@ -193,9 +193,9 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    fn push(&mut self, name: String, shape: &[usize], split: Split, part: Part) {
+    fn push(&mut self, name: String, shape: &[usize], split: Split, role: Role) {
         let (layer, shape) = (self.layer, shape.to_vec());
-        self.specs.push(ParamSpec { name, shape, split, fused: Vec::new(), part, layer, transposed: false });
+        self.specs.push(ParamSpec { name, shape, split, fused: Vec::new(), role, layer, transposed: false });
     }
 
     fn name(&self, part: &str) -> String {
@@ -208,42 +208,42 @@ impl List<'_> {
     fn norm(&mut self, name: Option<&str>, width: usize, split: Split) {
         let Some(name) = name else { return };
         let name = self.name(name);
-        self.push(format!("{name}{WEIGHT}"), &[width], split, Part::Norm);
+        self.push(format!("{name}{WEIGHT}"), &[width], split, Role::Norm);
         if self.config.family.parts.norm == NormKind::Layer {
-            self.push(format!("{name}{BIAS}"), &[width], split, Part::Norm);
+            self.push(format!("{name}{BIAS}"), &[width], split, Role::Norm);
         }
     }
 
-    fn linear(&mut self, name: &str, shape: [usize; 2], bias: bool, split: Split, part: Part) {
+    fn linear(&mut self, name: &str, shape: [usize; 2], bias: bool, split: Split, role: Role) {
         let name = self.name(name);
-        self.push(format!("{name}{WEIGHT}"), &shape, split, part);
+        self.push(format!("{name}{WEIGHT}"), &shape, split, role);
         if let Some(spec) = self.specs.last_mut() {
             spec.transposed = self.config.family.parts.transposed;
         }
         if bias {
             // What is added to a sum over ranks is added once.
             let split = if split == Split::Inputs { Split::Stream } else { split };
-            self.push(format!("{name}{BIAS}"), &shape[..1], split, part);
+            self.push(format!("{name}{BIAS}"), &shape[..1], split, role);
         }
     }
 
     /// A linear whose outputs are those of several, one after the other.
-    fn fused(&mut self, name: &str, outputs: &[usize], inputs: usize, bias: bool, part: Part) {
+    fn fused(&mut self, name: &str, outputs: &[usize], inputs: usize, bias: bool, role: Role) {
         let first = self.specs.len();
         // A sum of sizes that nobody has checked yet.
         let all = outputs.iter().fold(0usize, |sum, &size| sum.saturating_add(size));
-        self.linear(name, [all, inputs], bias, Split::Outputs, part);
+        self.linear(name, [all, inputs], bias, Split::Outputs, role);
         self.specs[first..].iter_mut().for_each(|spec| spec.fused = outputs.to_vec());
     }
 
     fn embeddings(&mut self) {
         let (parts, config) = (&self.config.family.parts, self.config);
         let (name, hidden) = (self.name(parts.embedding), config.hidden_size);
-        self.push(format!("{name}{WEIGHT}"), &[config.vocab_size, hidden], Split::Outputs, Part::Embedding);
+        self.push(format!("{name}{WEIGHT}"), &[config.vocab_size, hidden], Split::Outputs, Role::Embedding);
         if let Some(positions) = parts.positions {
             let name = self.name(positions);
             let shape = [config.max_positions, hidden];
-            self.push(format!("{name}{WEIGHT}"), &shape, Split::Stream, Part::Embedding);
+            self.push(format!("{name}{WEIGHT}"), &shape, Split::Stream, Role::Embedding);
         }
     }
 
@@ -253,9 +253,9 @@ impl List<'_> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         self.norm(Some(config.family.parts.last_norm), hidden, Split::Stream);
         if let Some(labels) = config.num_labels {
-            self.push(SCORE.into(), &[labels, hidden], Split::Whole, Part::Head);
+            self.push(SCORE.into(), &[labels, hidden], Split::Whole, Role::Head);
         } else if !config.tie_embeddings {
-            self.push(HEAD.into(), &[config.vocab_size, hidden], Split::Outputs, Part::Head);
+            self.push(HEAD.into(), &[config.vocab_size, hidden], Split::Outputs, Role::Head);
         }
     }
 
@@ -283,14 +283,14 @@ impl List<'_> {
         match parts.qkv {
             Qkv::Apart(names) => {
                 for (name, rows) in names.into_iter().zip([q, kv, kv]) {
-                    self.linear(name, [rows, hidden], config.attention_bias, Split::Outputs, Part::Attention);
+                    self.linear(name, [rows, hidden], config.attention_bias, Split::Outputs, Role::Attention);
                 }
             }
             Qkv::Fused(name) => {
-                self.fused(name, &[q, kv, kv], hidden, config.attention_bias, Part::Attention);
+                self.fused(name, &[q, kv, kv], hidden, config.attention_bias, Role::Attention);
             }
         }
-        self.linear(parts.output, [hidden, q], config.output_bias, Split::Inputs, Part::Attention);
+        self.linear(parts.output, [hidden, q], config.output_bias, Split::Inputs, Role::Attention);
         if let Some(norms) = parts.head_norms {
             let [q, kv] = if norms.whole_width { [q, kv] } else { [config.head_dim; 2] };
             let split = if norms.whole_width { Split::Outputs } else { Split::Inside };
@@ -302,36 +302,36 @@ impl List<'_> {
     fn mlp(&mut self, names: MlpNames, width: usize) {
         let (hidden, bias) = (self.config.hidden_size, self.config.mlp_bias);
         match names {
-            MlpNames::Gated(names) => self.gated(names, width, bias, Part::Mlp),
+            MlpNames::Gated(names) => self.gated(names, width, bias, Role::Mlp),
             MlpNames::Fused([both, down]) => {
-                self.fused(both, &[width, width], hidden, bias, Part::Mlp);
-                self.linear(down, [hidden, width], bias, Split::Inputs, Part::Mlp);
+                self.fused(both, &[width, width], hidden, bias, Role::Mlp);
+                self.linear(down, [hidden, width], bias, Split::Inputs, Role::Mlp);
             }
             MlpNames::Plain([up, down]) => {
-                self.linear(up, [width, hidden], bias, Split::Outputs, Part::Mlp);
-                self.linear(down, [hidden, width], bias, Split::Inputs, Part::Mlp);
+                self.linear(up, [width, hidden], bias, Split::Outputs, Role::Mlp);
+                self.linear(down, [hidden, width], bias, Split::Inputs, Role::Mlp);
             }
         }
     }
 
-    fn gated(&mut self, [gate, up, down]: [&str; 3], width: usize, bias: bool, part: Part) {
+    fn gated(&mut self, [gate, up, down]: [&str; 3], width: usize, bias: bool, role: Role) {
         let hidden = self.config.hidden_size;
-        self.linear(gate, [width, hidden], bias, Split::Outputs, part);
-        self.linear(up, [width, hidden], bias, Split::Outputs, part);
-        self.linear(down, [hidden, width], bias, Split::Inputs, part);
+        self.linear(gate, [width, hidden], bias, Split::Outputs, role);
+        self.linear(up, [width, hidden], bias, Split::Outputs, role);
+        self.linear(down, [hidden, width], bias, Split::Inputs, role);
     }
 
     fn mixture(&mut self, names: &ExpertNames, experts: std::ops::Range<usize>) {
         let (hidden, Some(sizes)) = (self.config.hidden_size, &self.config.experts) else { return };
-        self.linear(names.router, [sizes.count, hidden], false, Split::Inside, Part::Router);
+        self.linear(names.router, [sizes.count, hidden], false, Split::Inside, Role::Router);
         for expert in experts {
             let own = names.linears.map(|linear| format!("{}.{expert}.{linear}", names.experts));
             let own = own.each_ref().map(String::as_str);
-            self.gated(own, sizes.intermediate_size, false, Part::Expert(expert));
+            self.gated(own, sizes.intermediate_size, false, Role::Expert(expert));
         }
         if let (Some(shared), Some(width)) = (&names.shared, sizes.shared_intermediate_size) {
-            self.gated(shared.linears, width, false, Part::Mlp);
-            self.linear(shared.opening, [1, hidden], false, Split::Inside, Part::Router);
+            self.gated(shared.linears, width, false, Role::Mlp);
+            self.linear(shared.opening, [1, hidden], false, Split::Inside, Role::Router);
         }
     }
 }
