@@ -3,7 +3,7 @@
 use std::mem::discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use aligner_core::{Algorithm, Batch, Error, Gradients, Group, Per, Policy, Result};
+use aligner_core::{Algorithm, Batch, Error, Forward, Gradients, Group, LossOutput, Per, Policy, Result};
 
 use crate::guarded::panic_message;
 
@@ -27,14 +27,41 @@ pub(crate) fn gradients<'a>(
 }
 
 fn accumulated(policy: &dyn Policy, algorithm: &dyn Algorithm, batches: &[Batch]) -> Result<Gradients> {
-    let accumulate =
-        || policy.accumulate(batches, algorithm.needs(), &|out, batch| algorithm.loss(out, batch));
+    let accumulate = || {
+        policy.accumulate(batches, algorithm.needs(), &|out, batch| {
+            let loss = algorithm.loss(out, batch)?;
+            Ok(with_balance(loss, out, units(algorithm.per(), batch, batches.len())))
+        })
+    };
     // A loss may also be wrong in ways that only its backward pass notices.
     catch_unwind(AssertUnwindSafe(accumulate)).unwrap_or_else(|panic| {
         let samples: Vec<String> = batches.iter().flat_map(Batch::sample_ids).collect();
         let (said, samples) = (panic_message(panic.as_ref()), samples.join(", "));
         Err(Error::Invalid(format!("the pass over the samples {samples} panicked: {said}")))
     })
+}
+
+/// The loss with that on an uneven use of experts, which is a mean, as often as the sum will be divided by. So
+/// with one micro-batch it is transformers' `loss + router_aux_loss_coef * aux_loss`; with several, each has its
+/// own, and the mean over all units counts.
+fn with_balance(mut loss: LossOutput, out: &Forward, units: f64) -> LossOutput {
+    let Some(uneven) = &out.balance_loss else { return loss };
+    let value: f32 = uneven.clone().into_scalar();
+    loss.metrics.add("router_aux_loss", f64::from(value) * units, units);
+    loss.sum = loss.sum + uneven.clone() * units;
+    loss
+}
+
+/// What a micro-batch contributes to the count that the loss is divided by.
+fn units(per: Per, batch: &Batch, batches: usize) -> f64 {
+    match per {
+        Per::Token => batch.targets.len() as f64,
+        Per::Sequence => {
+            batch.sequences.iter().filter(|sequence| !sequence.targets.is_empty()).count() as f64
+        }
+        Per::Group => batch.groups.len() as f64,
+        Per::Constant(count) => count / batches as f64,
+    }
 }
 
 /// What `find` says of the first sample, packed alone, of which it says something; of the group, where it says something of

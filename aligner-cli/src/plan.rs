@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let steps = total_steps(&run, data.train_rows())?;
     let shape = Shape::of(&data, &run.config)?;
     let mut out = shape.describe(&run, &data, steps);
-    out.push_str(&memory::parameters(&model.checkpoint));
+    out.push_str(&memory::parameters(model.checkpoint.config()));
     let adapter = wire::planned_adapter(&run, &model.checkpoint)?;
     if let Some(adapter) = &adapter {
         out.push_str(&memory::adapter(adapter, model.checkpoint.config()));

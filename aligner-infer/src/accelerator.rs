@@ -2,14 +2,17 @@
 //! pages in its memory. Only drawn tokens come back to the host, or the logits of the requests whose settings
 //! its sampler does not know.
 
-use aligner_core::model::{CausalLm, Exec, Linear, ModelConfig};
-use aligner_core::ops::AttentionShape;
+mod experts;
+
+use aligner_core::model::{CausalLm, Exec, Linear, Mixture, ModelConfig, Norm, NormKind};
 pub(crate) use aligner_core::ops::cube::Accelerator;
 use aligner_core::ops::cube::{
-    Buffer, DrawSettings, KvPages, Matrix, Product, Qkv, Tiles, copy_range, draw_rows, gate_rows,
-    gather_rows, norm_rows, paged_attention, products, rotate_and_write,
+    Buffer, DrawSettings, KvPages, Matrix, Product, Qkv, RowNorm, Tiles, activate_rows, copy_range,
+    draw_rows, gate_rows, gather_rows, norm_rows, open_rows, paged_attention, part_of_rows, products,
+    rotate_and_write, scale_and_add, softcap_rows,
 };
 use aligner_core::ops::rows::{PAGE, PackedKind, page_elements};
+use aligner_core::ops::{Activation, AttentionShape};
 use aligner_core::{Device, Drawn, Error, Param, ParamId, Policy as _, Result, Sampling};
 
 use crate::config::EngineDevice;
@@ -55,11 +58,13 @@ impl DeviceWeights {
             let message = format!("{kind:?} copies are for the CPU; on an accelerator, bf16 or none");
             return Err(Error::setting("packed", message));
         }
-        let embedding = model.body().embedding_id()?;
+        let (embedding, positions) = (model.body().embedding_id()?, model.body().positions_id());
         let (mut values, mut matrices) = (Vec::new(), Vec::new());
         for (at, param) in model.params().iter().enumerate() {
             // Rows of the embedding are read in f32.
-            let (is_embedding, is_head) = (at == embedding.index(), at == head.index());
+            let is_embedding =
+                at == embedding.index() || positions.is_some_and(|positions| at == positions.index());
+            let is_head = at == head.index();
             let shape = packed.and(matrix_shape(param)).filter(|_| is_head || !is_embedding);
             let copy = shape.map(|shape| device.bf16_matrix(&param.value, shape));
             let whole = copy.is_none() || is_embedding;
@@ -193,11 +198,18 @@ pub(crate) fn forward(
         let message = format!("token {token} is outside of the vocabulary of {}", config.vocab_size);
         return Err(Error::Invalid(message));
     }
-    let angles = || {
-        let of = |&position: &usize| body.frequencies().iter().map(move |f| position as f32 * f);
-        batch.positions.iter().flat_map(of)
+    let angles = |frequencies: &Vec<f32>| {
+        let all = || {
+            let of = |&position: &usize| frequencies.iter().map(move |f| position as f32 * f);
+            batch.positions.iter().flat_map(of)
+        };
+        device.upload(&all().map(f32::cos).chain(all().map(f32::sin)).collect::<Vec<f32>>())
     };
-    let angles: Vec<f32> = angles().map(f32::cos).chain(angles().map(f32::sin)).collect();
+    let mut ropes: Vec<_> = body.frequencies().iter().map(angles).collect();
+    if ropes.is_empty() {
+        // Heads that are not rotated turn by nothing.
+        ropes.push(angles(&vec![0.0; config.head_dim / 2]));
+    }
     let slots = batch.spans.iter().flat_map(|span| {
         let positions = span.position..span.position + span.rows.len();
         positions.map(|position| {
@@ -209,7 +221,8 @@ pub(crate) fn forward(
         weights,
         own,
         store,
-        angles: device.upload(&angles),
+        ropes,
+        rope: 0,
         slots: device.upload(&slots.collect::<Vec<u32>>()),
         tiles: Tiles::new(device, (&batch.spans, &batch.table), config.attention_shape())?,
         wanted: device.upload(&wanted),
@@ -217,12 +230,24 @@ pub(crate) fn forward(
     };
     let table = own.vector(body.embedding_id()?)?;
     let mut x = gather_rows(device, table, config.hidden_size, &device.upload(&batch.tokens))?;
+    if let Some(scale) = body.embedding_scale() {
+        x = scale_and_add(device, &x, scale, None)?;
+    }
+    if let Some(positions) = body.positions_id() {
+        let of_rows: Vec<u32> = batch.positions.iter().map(|&position| position as u32).collect();
+        let table = own.vector(positions)?;
+        let rows = gather_rows(device, table, config.hidden_size, &device.upload(&of_rows))?;
+        x = scale_and_add(device, &x, 1.0, Some(&rows))?;
+    }
     for index in body.layers() {
         x = body.layer(&mut pass, index, x)?;
     }
-    let normed = pass.norm(&x, body.norm_id()?, config.rms_norm_eps)?;
+    let normed = pass.norm(x, body.last_norm()?)?;
     let head = Linear { weight: weights.head_id(), bias: None, lora: None };
-    let [values] = pass.products(&normed, [head], None)?;
+    let [mut values] = pass.products(&normed, [head], None)?;
+    if let Some(cap) = config.logit_softcap {
+        values = softcap_rows(device, &values, cap);
+    }
     Ok(DeviceLogits { device: device.clone(), values })
 }
 
@@ -230,8 +255,10 @@ struct Pass<'a> {
     weights: &'a Weights,
     own: &'a DeviceWeights,
     store: &'a DeviceStore,
-    /// Cosines, then sines, of each row.
-    angles: Buffer<f32>,
+    /// Cosines, then sines, of each row, at each of the decoder's frequencies.
+    ropes: Vec<Buffer<f32>>,
+    /// Which of them the layer rotates by.
+    rope: usize,
     /// Where each row's keys and values go.
     slots: Buffer<u32>,
     tiles: Tiles,
@@ -260,6 +287,16 @@ impl Pass<'_> {
         Ok(out.try_into().expect("one output for each layer"))
     }
 
+    fn normed(&self, x: &Buffer<f32>, norm: Norm) -> Result<Buffer<f32>> {
+        let weight = self.own.vector(norm.weight)?;
+        let kind = match (norm.kind, norm.bias) {
+            (NormKind::Layer, Some(bias)) => RowNorm::Layer(weight, self.own.vector(bias)?),
+            (NormKind::RmsPlusOne, _) => RowNorm::Rms(weight, 1.0),
+            _ => RowNorm::Rms(weight, 0.0),
+        };
+        norm_rows(&self.own.device, x, kind, norm.epsilon)
+    }
+
     fn gather(&self, x: &Buffer<f32>, columns: usize) -> Result<Buffer<f32>> {
         gather_rows(&self.own.device, x, columns, &self.wanted)
     }
@@ -268,16 +305,32 @@ impl Pass<'_> {
 impl Exec for Pass<'_> {
     type Rows = Buffer<f32>;
 
-    fn norm(&mut self, x: &Buffer<f32>, weight: ParamId, epsilon: f32) -> Result<Buffer<f32>> {
-        norm_rows(&self.own.device, x, self.own.vector(weight)?, epsilon)
+    fn enter(&mut self, x: &Buffer<f32>, norm: Option<Norm>) -> Result<Buffer<f32>> {
+        norm.map_or_else(|| Ok(x.clone()), |norm| self.normed(x, norm))
+    }
+
+    fn norm(&mut self, x: Buffer<f32>, norm: Norm) -> Result<Buffer<f32>> {
+        self.normed(&x, norm)
     }
 
     fn linears<const N: usize>(&mut self, x: Buffer<f32>, layers: [Linear; N]) -> Result<[Buffer<f32>; N]> {
         self.products(&x, layers, None)
     }
 
+    fn split<const N: usize>(&mut self, x: Buffer<f32>, columns: [usize; N]) -> Result<[Buffer<f32>; N]> {
+        let all = columns.iter().sum();
+        let mut parts = Vec::with_capacity(N);
+        let mut first = 0;
+        for count in columns {
+            parts.push(part_of_rows(&self.own.device, &x, all, first, count)?);
+            first += count;
+        }
+        Ok(parts.try_into().expect("one part for each count"))
+    }
+
     /// Nothing yet: [`Self::attend`] rotates as it writes the keys.
-    fn rotate(&mut self, x: Buffer<f32>) -> Result<Buffer<f32>> {
+    fn rotate(&mut self, x: Buffer<f32>, rope: usize) -> Result<Buffer<f32>> {
+        self.rope = rope;
         Ok(x)
     }
 
@@ -289,8 +342,8 @@ impl Exec for Pass<'_> {
     ) -> Result<Buffer<f32>> {
         let (device, pages) = (&self.own.device, &self.store.layers[layer]);
         let qkv = Qkv { q: &q, k: &k, v: &v };
-        let q = rotate_and_write(device, qkv, &self.angles, &self.slots, pages, shape)?;
-        let out = paged_attention(device, &q, pages, &self.tiles)?;
+        let q = rotate_and_write(device, qkv, &self.ropes[self.rope], &self.slots, pages, shape)?;
+        let out = paged_attention(device, &q, pages, &self.tiles, shape)?;
         if layer + 1 < self.store.layers.len() {
             return Ok(out);
         }
@@ -298,15 +351,37 @@ impl Exec for Pass<'_> {
         self.gather(&out, shape.heads * shape.head_dim)
     }
 
-    fn gate(&mut self, gate: Buffer<f32>, up: Buffer<f32>) -> Result<Buffer<f32>> {
-        gate_rows(&self.own.device, &gate, &up)
+    fn gate(&mut self, gate: Buffer<f32>, up: Buffer<f32>, activation: Activation) -> Result<Buffer<f32>> {
+        gate_rows(&self.own.device, &gate, &up, activation)
     }
 
-    fn exit(&mut self, mut residual: Buffer<f32>, x: Buffer<f32>, layer: Linear) -> Result<Buffer<f32>> {
+    fn activate(&mut self, x: Buffer<f32>, activation: Activation) -> Result<Buffer<f32>> {
+        Ok(activate_rows(&self.own.device, &x, activation))
+    }
+
+    fn mix(&mut self, residual: Buffer<f32>, x: &Buffer<f32>, mixture: &Mixture) -> Result<Buffer<f32>> {
+        self.mix_experts(residual, x, mixture)
+    }
+
+    fn open(&mut self, x: Buffer<f32>, opening: Buffer<f32>) -> Result<Buffer<f32>> {
+        open_rows(&self.own.device, &x, &opening)
+    }
+
+    fn exit(
+        &mut self,
+        mut residual: Buffer<f32>,
+        x: Buffer<f32>,
+        layer: Linear,
+        after: Option<Norm>,
+    ) -> Result<Buffer<f32>> {
         if std::mem::take(&mut self.behind) {
             residual = self.gather(&residual, self.weights.model.config().hidden_size)?;
         }
-        let [out] = self.products(&x, [layer], Some(&residual))?;
-        Ok(out)
+        let Some(after) = after else {
+            let [out] = self.products(&x, [layer], Some(&residual))?;
+            return Ok(out);
+        };
+        let [out] = self.products(&x, [layer], None)?;
+        scale_and_add(&self.own.device, &self.normed(&out, after)?, 1.0, Some(&residual))
     }
 }

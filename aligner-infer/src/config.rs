@@ -1,6 +1,6 @@
 //! The engine's settings.
 
-use aligner_core::model::{CausalLm, ModelConfig};
+use aligner_core::model::{CausalLm, ModelConfig, ParamSpec, Role};
 use aligner_core::ops::rows::{PAGE, PackedKind};
 use aligner_core::{Error, Result};
 
@@ -135,12 +135,13 @@ impl EngineConfig {
     /// Bytes of the smaller copy of a model's weights; 0 where there is none.
     pub fn packed_bytes(&self, config: &ModelConfig) -> usize {
         let Some(kind) = self.packed else { return 0 };
-        let bytes = |(name, shape): (String, Vec<usize>)| {
-            let head =
-                name.starts_with("lm_head") || (config.tie_embeddings && name.contains("embed_tokens"));
+        let bytes = |spec: ParamSpec| {
+            let is_embedding = spec.role == Role::Embedding;
+            let head = spec.role == Role::Head
+                || (config.tie_embeddings && is_embedding && spec.shape[0] == config.vocab_size);
             let kind = if head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
-            let matrix = shape.len() == 2 && (head || !name.contains("embed_tokens"));
-            if matrix { kind.bytes(shape.iter().product()) } else { 0 }
+            let matrix = spec.shape.len() == 2 && (head || !is_embedding);
+            if matrix { kind.bytes(spec.shape.iter().product()) } else { 0 }
         };
         CausalLm::parameters(config).into_iter().map(bytes).sum()
     }

@@ -1,14 +1,15 @@
 //! The forward pass of the engine: the model's own code on host slices, keys and values in pages.
 
 mod adapted;
+mod experts;
 
-use aligner_core::model::{Exec, Linear, ModelConfig};
-use aligner_core::ops::AttentionShape;
+use aligner_core::model::{Exec, Linear, Mixture, ModelConfig, Norm, NormKind};
 use aligner_core::ops::rows::{
-    PagedKv, Product, Span, gate_rows, norm_rows, page_elements, paged_attention, products, rotate_rows,
-    write_kv,
+    PagedKv, Product, RowNorm, Span, activate_rows, gate_rows, norm_rows, open_rows, page_elements,
+    paged_attention, products, rotate_rows, softcap_rows, write_kv,
 };
-use aligner_core::{Error, ParamId, Result};
+use aligner_core::ops::{Activation, AttentionShape};
+use aligner_core::{Error, Result};
 
 use crate::accelerator::DeviceStore;
 use crate::pages::Page;
@@ -113,8 +114,8 @@ impl Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     idle: Vec<Vec<f32>>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    /// Cosines and sines of each of the decoder's frequencies.
+    angles: Vec<[Vec<f32>; 2]>,
     logits: Vec<f32>,
 }
 
@@ -141,23 +142,22 @@ pub(crate) fn forward<'a>(
     buffers: &'a mut Buffers,
 ) -> Result<&'a [f32]> {
     let body = weights.model.body();
-    let config = weights.model.config();
-    let half = config.head_dim / 2;
-    buffers.cos.clear();
-    buffers.sin.clear();
-    for &position in &batch.positions {
-        let angles = body.frequencies().iter().map(|frequency| position as f32 * frequency);
-        buffers.cos.extend(angles.clone().map(f32::cos));
-        buffers.sin.extend(angles.map(f32::sin));
+    buffers.angles.resize_with(body.frequencies().len(), Default::default);
+    for (frequencies, [cos, sin]) in body.frequencies().iter().zip(&mut buffers.angles) {
+        cos.clear();
+        sin.clear();
+        for &position in &batch.positions {
+            let angles = frequencies.iter().map(|frequency| position as f32 * frequency);
+            cos.extend(angles.clone().map(f32::cos));
+            sin.extend(angles.map(f32::sin));
+        }
     }
-    debug_assert_eq!(buffers.cos.len(), batch.tokens.len() * half, "two angles a pair of columns");
     let mut pass = Pass { weights, store, batch, buffers, kept: None };
     let mut x = pass.embed()?;
     for index in body.layers() {
         x = body.layer(&mut pass, index, x)?;
     }
-    let normed = pass.norm(&x, body.norm_id()?, config.rms_norm_eps)?;
-    pass.recycle(x);
+    let normed = pass.norm(x, body.last_norm()?)?;
     let head = weights.head();
     let (rows, vocab) = (batch.wanted.len(), head.shape()[0]);
     let mut logits = std::mem::take(&mut pass.buffers.logits);
@@ -166,6 +166,9 @@ pub(crate) fn forward<'a>(
     }
     let product = Product { weight: head, bias: None, out: &mut logits[..rows * vocab], add: false };
     products(normed.values(), rows, [product]);
+    if let Some(cap) = weights.model.config().logit_softcap {
+        softcap_rows(&mut logits[..rows * vocab], cap);
+    }
     pass.recycle(normed);
     buffers.logits = logits;
     Ok(&buffers.logits[..rows * vocab])
@@ -207,10 +210,14 @@ impl Pass<'_> {
     }
 
     fn embed(&mut self) -> Result<Rows> {
-        let table = self.weights.vector(self.weights.model.body().embedding_id()?);
+        let body = self.weights.model.body();
+        let table = self.weights.vector(body.embedding_id()?);
         let hidden = self.weights.model.config().hidden_size;
         let mut x = self.rows(self.batch.tokens.len(), hidden);
-        for (x, &token) in x.values_mut().chunks_exact_mut(hidden).zip(&self.batch.tokens) {
+        let scale = body.embedding_scale();
+        let positions = body.positions_id().map(|id| self.weights.vector(id));
+        let rows = x.values_mut().chunks_exact_mut(hidden).zip(&self.batch.tokens);
+        for ((x, &token), &position) in rows.zip(&self.batch.positions) {
             let start = token as usize * hidden;
             let row = table.get(start..start + hidden);
             x.copy_from_slice(row.ok_or_else(|| {
@@ -219,8 +226,40 @@ impl Pass<'_> {
                     table.len() / hidden
                 ))
             })?);
+            if let Some(scale) = scale {
+                x.iter_mut().for_each(|x| *x *= scale);
+            }
+            if let Some(positions) = positions {
+                // The engine has checked that no request is longer than the context.
+                let row = &positions[position * hidden..][..hidden];
+                x.iter_mut().zip(row).for_each(|(x, position)| *x += position);
+            }
         }
         Ok(x)
+    }
+
+    /// The norm of each row, or of each part of a row that is as long as the norm's weight, in rows of
+    /// another buffer.
+    fn normed(&mut self, x: &Rows, norm: Norm) -> Rows {
+        let mut out = self.rows(x.count, x.columns);
+        let weight = self.weights.vector(norm.weight);
+        let kind = match (norm.kind, norm.bias) {
+            (NormKind::Layer, Some(bias)) => RowNorm::Layer(weight, self.weights.vector(bias)),
+            (NormKind::RmsPlusOne, _) => RowNorm::Rms(weight, 1.0),
+            _ => RowNorm::Rms(weight, 0.0),
+        };
+        norm_rows(x.values(), kind, norm.epsilon, out.values_mut());
+        out
+    }
+
+    /// So many columns of each row, from `first` on.
+    fn part(&mut self, x: &Rows, first: usize, columns: usize) -> Rows {
+        let mut out = self.rows(x.count, columns);
+        let rows = out.values_mut().chunks_exact_mut(columns.max(1));
+        for (out, x) in rows.zip(x.values().chunks_exact(x.columns.max(1))) {
+            out.copy_from_slice(&x[first..first + columns]);
+        }
+        out
     }
 
     /// The rows at `kept`, moved to the front.
@@ -235,9 +274,16 @@ impl Pass<'_> {
 impl Exec for Pass<'_> {
     type Rows = Rows;
 
-    fn norm(&mut self, x: &Rows, weight: ParamId, epsilon: f32) -> Result<Rows> {
-        let mut out = self.rows(x.count, x.columns);
-        norm_rows(x.values(), self.weights.vector(weight), epsilon, out.values_mut());
+    fn enter(&mut self, x: &Rows, norm: Option<Norm>) -> Result<Rows> {
+        Ok(match norm {
+            Some(norm) => self.normed(x, norm),
+            None => self.part(x, 0, x.columns),
+        })
+    }
+
+    fn norm(&mut self, x: Rows, norm: Norm) -> Result<Rows> {
+        let out = self.normed(&x, norm);
+        self.recycle(x);
         Ok(out)
     }
 
@@ -258,9 +304,20 @@ impl Exec for Pass<'_> {
         Ok(outs)
     }
 
-    fn rotate(&mut self, mut x: Rows) -> Result<Rows> {
+    fn split<const N: usize>(&mut self, x: Rows, columns: [usize; N]) -> Result<[Rows; N]> {
+        let mut first = 0;
+        let parts = columns.map(|count| {
+            first += count;
+            self.part(&x, first - count, count)
+        });
+        self.recycle(x);
+        Ok(parts)
+    }
+
+    fn rotate(&mut self, mut x: Rows, rope: usize) -> Result<Rows> {
         let columns = x.columns;
-        rotate_rows(x.values_mut(), columns, &self.buffers.cos, &self.buffers.sin);
+        let [cos, sin] = &self.buffers.angles[rope];
+        rotate_rows(x.values_mut(), columns, cos, sin);
         Ok(x)
     }
 
@@ -289,16 +346,37 @@ impl Exec for Pass<'_> {
         Ok(out)
     }
 
-    fn gate(&mut self, mut gate: Rows, up: Rows) -> Result<Rows> {
-        let values = gate.count * gate.columns;
-        gate_rows(&mut gate.data[..values], up.values());
+    fn gate(&mut self, mut gate: Rows, up: Rows, activation: Activation) -> Result<Rows> {
+        gate_rows(gate.values_mut(), up.values(), activation);
         self.recycle(up);
         Ok(gate)
     }
 
-    fn exit(&mut self, mut residual: Rows, x: Rows, layer: Linear) -> Result<Rows> {
+    fn activate(&mut self, mut x: Rows, activation: Activation) -> Result<Rows> {
+        activate_rows(x.values_mut(), activation);
+        Ok(x)
+    }
+
+    fn mix(&mut self, residual: Rows, x: &Rows, mixture: &Mixture) -> Result<Rows> {
+        self.mix_experts(residual, x, mixture)
+    }
+
+    fn open(&mut self, mut x: Rows, opening: Rows) -> Result<Rows> {
+        open_rows(x.values_mut(), opening.values());
+        self.recycle(opening);
+        Ok(x)
+    }
+
+    fn exit(&mut self, mut residual: Rows, x: Rows, layer: Linear, after: Option<Norm>) -> Result<Rows> {
         if let Some(kept) = self.kept.take() {
             Self::gather(&mut residual, kept);
+        }
+        if let Some(after) = after {
+            let [out] = self.linears(x, [layer])?;
+            let normed = self.norm(out, after)?;
+            residual.values_mut().iter_mut().zip(normed.values()).for_each(|(held, value)| *held += value);
+            self.recycle(normed);
+            return Ok(residual);
         }
         if has_gain(layer) {
             return Ok(self.exit_with_gain(residual, x, layer));

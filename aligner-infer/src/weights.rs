@@ -91,7 +91,8 @@ impl Weights {
             return Ok(());
         }
         let Some(kind) = kind else { return Ok(()) };
-        let embedding = self.model.body().embedding_id().ok();
+        let (embedding, positions) =
+            (self.model.body().embedding_id().ok(), self.model.body().positions_id());
         let copy = |(at, (param, tensor)): (usize, (&Param, &HostTensor))| {
             if let Some(Some(made)) = made.get(at) {
                 return Some(Arc::clone(made));
@@ -100,8 +101,8 @@ impl Weights {
                 return None;
             }
             // Rows of the embedding are read where they are; a head's rounding is in every logit.
-            let (is_embedding, is_head) =
-                (Some(at) == embedding.map(ParamId::index), at == self.head.index());
+            let is_embedding = [embedding, positions].into_iter().flatten().any(|id| id.index() == at);
+            let is_head = at == self.head.index();
             let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
             match param.shape[..] {
                 [outputs, inputs] if is_head || !is_embedding => {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::model::{Adapter, Llama, ModelConfig, Stage};
+use aligner_core::model::{Adapter, ModelConfig, Splits, Stage};
 use aligner_core::ops::host::with_slice;
 use aligner_core::shard::Split;
 use aligner_core::{Device, Error, Param, ParamSet, Result, Tensor};
@@ -23,11 +23,28 @@ pub(crate) fn rank_config(config: &ModelConfig, ranks: usize) -> Result<ModelCon
     if ranks == 1 {
         return Ok(own);
     }
-    let cuts = [
+    if config.norms_all_heads() {
+        let message = format!(
+            "a {} norms all its heads together: they cannot be split over tp ranks",
+            config.model_type()
+        );
+        return Err(Error::Invalid(message));
+    }
+    let mut cuts = vec![
         ("num_attention_heads", &mut own.num_heads),
         ("num_key_value_heads", &mut own.num_kv_heads),
         ("intermediate_size", &mut own.intermediate_size),
     ];
+    if let Some(experts) = &mut own.experts {
+        if experts.balance_loss.is_some() {
+            let message =
+                "a loss on the use of experts cannot be split over tp ranks: turn output_router_logits off";
+            return Err(Error::Invalid(message.into()));
+        }
+        cuts.push(("moe_intermediate_size", &mut experts.intermediate_size));
+        let shared = experts.shared_intermediate_size.as_mut();
+        cuts.extend(shared.map(|size| ("shared_expert_intermediate_size", size)));
+    }
     for (key, size) in cuts {
         if !size.is_multiple_of(ranks) {
             return Err(Error::Invalid(format!("tp={ranks} does not divide {key}={size}")));
@@ -48,12 +65,18 @@ pub(crate) fn rank_config(config: &ModelConfig, ranks: usize) -> Result<ModelCon
 }
 
 /// The parameters of a stage, of which this is one tensor-parallel rank of several.
-pub(crate) fn cut(whole: &ParamSet, names: &[String], rank: usize, ranks: usize) -> Result<ParamSet> {
+pub(crate) fn cut(
+    whole: &ParamSet,
+    names: &[String],
+    splits: &Splits,
+    rank: usize,
+    ranks: usize,
+) -> Result<ParamSet> {
     let mut own = ParamSet::default();
     for name in names {
         let param =
             whole.by_name(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))?;
-        let (shape, value) = cut_param(param, rank, ranks);
+        let (shape, value) = cut_param(param, splits, rank, ranks);
         own.insert(name.as_str(), &shape, value)?;
         if let Some(added) = own.iter_mut().last() {
             added.trainable = param.trainable;
@@ -63,12 +86,13 @@ pub(crate) fn cut(whole: &ParamSet, names: &[String], rank: usize, ranks: usize)
 }
 
 /// One rank's part of a parameter.
-fn cut_param(param: &Param, rank: usize, ranks: usize) -> (Vec<usize>, Tensor<1>) {
-    if ranks == 1 || !matches!(Llama::split(&param.name), Split::Outputs | Split::Inputs) {
+fn cut_param(param: &Param, splits: &Splits, rank: usize, ranks: usize) -> (Vec<usize>, Tensor<1>) {
+    if ranks == 1 || !matches!(splits.of(&param.name), Split::Outputs | Split::Inputs) {
         return (param.shape.clone(), param.value.clone());
     }
-    let (shape, values) =
-        with_slice(&param.value, |values| cut_values(&param.name, &param.shape, values, rank, ranks));
+    let (shape, values) = with_slice(&param.value, |values| {
+        cut_values(&param.name, (&param.shape, values), splits, rank, ranks)
+    });
     let len = values.len();
     (shape, Tensor::from_data(TensorData::new(values, [len]), &param.value.device()))
 }
@@ -76,18 +100,19 @@ fn cut_param(param: &Param, rank: usize, ranks: usize) -> (Vec<usize>, Tensor<1>
 /// One rank's part of the elements of a tensor that is cut like the parameter `name`, with its shape.
 pub(crate) fn cut_values(
     name: &str,
-    whole: &[usize],
-    values: &[f32],
+    (whole, values): (&[usize], &[f32]),
+    splits: &Splits,
     rank: usize,
     ranks: usize,
 ) -> (Vec<usize>, Vec<f32>) {
     let [rows, columns] = matrix_shape(whole);
     let mut shape = whole.to_vec();
-    match Llama::split(name) {
+    match splits.of(name) {
         Split::Outputs => {
-            let own = share(rows, rank, ranks);
-            shape[0] = own.len();
-            (shape, values[own.start * columns..own.end * columns].to_vec())
+            let own = shares(rows, splits.fused(name), rank, ranks);
+            shape[0] = own.iter().map(ExactSizeIterator::len).sum();
+            let part = |rows: Range<usize>| &values[rows.start * columns..rows.end * columns];
+            (shape, own.into_iter().flat_map(part).copied().collect())
         }
         Split::Inputs => {
             let own = share(columns, rank, ranks);
@@ -98,11 +123,36 @@ pub(crate) fn cut_values(
     }
 }
 
+/// A rank's part of the outputs of a linear, of each of those that are fused in it.
+fn shares(rows: usize, fused: &[usize], rank: usize, ranks: usize) -> Vec<Range<usize>> {
+    let all = [rows];
+    let parts = if fused.is_empty() { &all } else { fused };
+    let part = |start: &mut usize, &len: &usize| {
+        let own = share(len, rank, ranks);
+        let own = *start + own.start..*start + own.end;
+        *start += len;
+        Some(own)
+    };
+    parts.iter().scan(0, part).collect()
+}
+
 /// The whole of a parameter from its parts, in the order of ranks.
-pub(crate) fn join(name: &str, whole: &[usize], parts: &[Vec<f32>]) -> Vec<f32> {
-    match Llama::split(name) {
+pub(crate) fn join(name: &str, whole: &[usize], splits: &Splits, parts: &[Vec<f32>]) -> Vec<f32> {
+    match splits.of(name) {
         Split::Whole | Split::Stream | Split::Inside => parts.first().cloned().unwrap_or_default(),
-        Split::Outputs => parts.concat(),
+        Split::Outputs => {
+            let [rows, columns] = matrix_shape(whole);
+            let mut all = vec![0.0; rows * columns];
+            for (rank, part) in parts.iter().enumerate() {
+                let mut first = 0;
+                for own in shares(rows, splits.fused(name), rank, parts.len()) {
+                    let len = own.len() * columns;
+                    all[own.start * columns..own.end * columns].copy_from_slice(&part[first..first + len]);
+                    first += len;
+                }
+            }
+            all
+        }
         Split::Inputs => {
             let [rows, columns] = matrix_shape(whole);
             let ranks = parts.len();
@@ -126,7 +176,7 @@ fn matrix_shape(shape: &[usize]) -> [usize; 2] {
 /// Names of a stage's parameters, an adapter's among them, in the whole model's order.
 pub(crate) fn stage_names(whole: &ParamSet, config: &ModelConfig, stages: &[Stage]) -> Vec<String> {
     let base: Vec<String> =
-        stages.iter().flat_map(|stage| stage.parameters(config)).map(|(name, _)| name).collect();
+        stages.iter().flat_map(|stage| stage.parameters(config)).map(|spec| spec.name).collect();
     let held = |name: &str| {
         base.iter().any(|own| own == name)
             || (Adapter::owns(name)
@@ -149,6 +199,15 @@ mod tests {
 
     #[test]
     fn parts_of_a_parameter_are_the_whole_of_it() {
+        let config = |model_type: &str| {
+            let json = serde_json::json!({
+                "model_type": model_type, "vocab_size": 11, "hidden_size": 4, "intermediate_size": 6,
+                "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 2,
+                "attention_bias": model_type == "llama",
+            });
+            ModelConfig::from_json("tiny".as_ref(), &json).unwrap()
+        };
+        let llama = Splits::new(&config("llama"));
         for (name, shape) in [
             ("model.layers.0.self_attn.q_proj.weight", vec![6, 4]),
             ("model.layers.0.self_attn.q_proj.bias", vec![6]),
@@ -158,18 +217,34 @@ mod tests {
             ("model.layers.0.mlp.down_proj.lora_A.weight", vec![2, 6]),
             ("model.layers.0.mlp.down_proj.lora_B.weight", vec![4, 2]),
         ] {
+            check_parts(&llama, name, &shape);
+        }
+        let phi3 = Splits::new(&config("phi3"));
+        // Queries of 12, keys and values of 6 each: ranks have a part of all three.
+        let name = "model.layers.0.self_attn.qkv_proj.weight";
+        assert_eq!(phi3.fused(name), [12, 6, 6]);
+        check_parts(&phi3, name, &[24, 4]);
+        check_parts(&phi3, "model.layers.0.self_attn.qkv_proj.lora_B.weight", &[24, 2]);
+        let values: Vec<f32> = (0..24).map(|row| row as f32).collect();
+        let (shape, own) = cut_values(name, (&[24, 1], &values), &phi3, 1, 3);
+        assert_eq!((shape, own), (vec![8, 1], vec![4.0, 5.0, 6.0, 7.0, 14.0, 15.0, 20.0, 21.0]));
+    }
+
+    fn check_parts(splits: &Splits, name: &str, shape: &[usize]) {
+        {
             let elements: usize = shape.iter().product();
             let mut params = ParamSet::default();
             let values: Vec<f32> = (0..elements).map(|i| i as f32).collect();
-            params.insert_data(name, &shape, values.clone(), &Device::flex()).unwrap();
+            params.insert_data(name, shape, values.clone(), &Device::flex()).unwrap();
             for ranks in 1..=3 {
                 let parts = (0..ranks).map(|rank| {
-                    let own = cut(&params, &[name.to_string()], rank, ranks).unwrap();
+                    let own = cut(&params, &[name.to_string()], splits, rank, ranks).unwrap();
                     let param = own.by_name(name).unwrap();
                     assert_eq!(param.value.dims(), [param.elements()]);
                     to_vec(&param.value)
                 });
-                assert_eq!(join(name, &shape, &parts.collect::<Vec<_>>()), values, "{name} of {ranks}");
+                let parts = parts.collect::<Vec<_>>();
+                assert_eq!(join(name, shape, splits, &parts), values, "{name} of {ranks}");
             }
         }
     }

@@ -177,7 +177,7 @@ impl Optimizer for MeshAdamW {
             if params.by_name(name).is_none() {
                 continue;
             }
-            let cut = cut_values(name, &shape, &values, tensor.rank(), tensor.size());
+            let cut = cut_values(name, (&shape, &values), self.pieces.splits(), tensor.rank(), tensor.size());
             own.insert(full, cut);
         }
         let steps: BTreeMap<String, u64> = steps

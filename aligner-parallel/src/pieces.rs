@@ -1,6 +1,6 @@
 //! Which part of each of a model's parameters a rank has, and the way back to the whole.
 
-use aligner_core::model::Llama;
+use aligner_core::model::Splits;
 use aligner_core::ops::host::to_vec;
 use aligner_core::shard::Split;
 use aligner_core::{Device, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
@@ -14,15 +14,21 @@ const JOIN: Phase = Phase::new("putting parameters together");
 pub struct Pieces {
     /// Names and shapes of the whole model's parameters, an adapter's among them.
     whole: Vec<(String, Vec<usize>)>,
+    splits: Splits,
     comms: MeshComms,
     /// Whether the first and the last pipeline rank both have the embedding.
     is_tied: bool,
 }
 
 impl Pieces {
-    pub(crate) fn new(whole: &ParamSet, comms: &MeshComms, is_tied: bool) -> Self {
+    pub(crate) fn new(whole: &ParamSet, splits: Splits, comms: &MeshComms, is_tied: bool) -> Self {
         let whole = whole.iter().map(|param| (param.name.clone(), param.shape.clone())).collect();
-        Self { whole, comms: comms.clone(), is_tied }
+        Self { whole, splits, comms: comms.clone(), is_tied }
+    }
+
+    /// How tensor-parallel ranks share parameters.
+    pub(crate) fn splits(&self) -> &Splits {
+        &self.splits
     }
 
     /// The mesh's communicators.
@@ -48,14 +54,14 @@ impl Pieces {
     }
 
     fn is_split(&self, name: &str) -> bool {
-        matches!(Llama::split(name), Split::Outputs | Split::Inputs)
+        matches!(self.splits.of(name), Split::Outputs | Split::Inputs)
             && self.comms.mesh().axis_size(Axis::Tensor) > 1
     }
 
     /// On how many ranks of the mesh the elements of one rank's `param` are.
     pub fn copies(&self, param: &Param) -> usize {
         let tensor = if self.is_split(&param.name) { 1 } else { self.comms.mesh().axis_size(Axis::Tensor) };
-        let ends = if self.is_tied && param.name.contains("embed_tokens") { 2 } else { 1 };
+        let ends = if self.is_tied && param.name == self.splits.embedding() { 2 } else { 1 };
         tensor * ends * self.comms.gradients().size()
     }
 
@@ -84,7 +90,7 @@ impl Pieces {
         let joined = match own {
             Some(own) if self.is_split(name) => {
                 let parts = tensor.all_gather_uneven(own.clone(), JOIN)?;
-                Some(join(name, shape, &parts.iter().map(to_vec).collect::<Vec<_>>()))
+                Some(join(name, shape, &self.splits, &parts.iter().map(to_vec).collect::<Vec<_>>()))
             }
             Some(own) => Some(to_vec(own)),
             None => None,

@@ -6,7 +6,7 @@ mod pipeline;
 use std::sync::Arc;
 
 use aligner_core::model::{
-    CausalLm, Llama, ModelConfig, Stage, Work, accumulate_by_parts, forward_each_by_parts,
+    CausalLm, ModelConfig, Splits, Stage, Work, accumulate_by_parts, forward_each_by_parts,
 };
 use aligner_core::shard::Split;
 use aligner_core::{
@@ -79,8 +79,8 @@ impl ParallelLm {
         let stages: Vec<Stage> =
             (0..chunks).map(|chunk| Stage::new(config, chunk * depth.size() + depth.rank(), parts)).collect();
         let names = stage_names(model.params(), config, &stages);
-        let mut params = cut(model.params(), &names, tensor.rank(), tensor.size())?;
-        let own = rank_config(config, tensor.size())?;
+        let (splits, own) = (Splits::new(config), rank_config(config, tensor.size())?);
+        let mut params = cut(model.params(), &names, &splits, tensor.rank(), tensor.size())?;
         let seams: Arc<Seams> = Arc::new(Seams::new(
             tensor.clone(),
             comms.along(Axis::Context).clone(),
@@ -112,7 +112,7 @@ impl ParallelLm {
         Ok(Self {
             shared_out,
             config: Arc::new(config.clone()),
-            pieces: Arc::new(Pieces::new(model.params(), comms, is_tied)),
+            pieces: Arc::new(Pieces::new(model.params(), splits, comms, is_tied)),
             parts,
             params,
             comms: comms.clone(),
@@ -160,7 +160,7 @@ impl ParallelLm {
     /// Adds up the gradients of parameters that several ranks of a model have.
     fn share(&self, gradients: &mut Gradients) -> Result<()> {
         gradients.values.resize(self.params.len(), None);
-        let is_partial = |param: &Param| match Llama::split(&param.name) {
+        let is_partial = |param: &Param| match self.pieces.splits().of(&param.name) {
             Split::Inside => true,
             Split::Stream => self.sequence,
             Split::Whole | Split::Outputs | Split::Inputs => false,
@@ -168,7 +168,7 @@ impl ParallelLm {
         let tensor = self.comms.along(Axis::Tensor);
         all_reduce_together(tensor.as_ref(), &mut gradients.values, &self.params, is_partial, SHARED)?;
         if let Some(ties) = &self.ties {
-            let is_tied = |param: &Param| param.name.contains("embed_tokens");
+            let is_tied = |param: &Param| param.name == self.pieces.splits().embedding();
             all_reduce_together(ties.as_ref(), &mut gradients.values, &self.params, is_tied, SHARED)?;
         }
         Ok(())

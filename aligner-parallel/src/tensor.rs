@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aligner_core::ops::host::to_vec;
 use aligner_core::ops::{
-    AttentionShape, TargetScores, Vocabulary, attention, embedding, linear_cross_entropy,
+    AttentionShape, LogitCap, TargetScores, Vocabulary, attention, capped_linear_cross_entropy, embedding,
     linear_cross_entropy_part,
 };
 use aligner_core::shard::{Projection, Reader, Shard};
@@ -139,9 +139,10 @@ impl Shard for Seams {
         weight: Tensor<2>,
         rows: &[u32],
         targets: &[u32],
+        cap: Option<LogitCap>,
     ) -> Result<TargetScores> {
         if self.is_whole() {
-            return linear_cross_entropy(hidden, weight, rows, targets);
+            return capped_linear_cross_entropy(hidden, weight, rows, targets, cap);
         }
         let exchange = |own: Vec<f32>| {
             let own = Tensor::from_floats(own.as_slice(), &Device::flex());
@@ -150,7 +151,7 @@ impl Shard for Seams {
         };
         let first = share(self.vocab, self.tensor.rank(), self.tensor.size()).start;
         let vocabulary = Vocabulary { size: self.vocab, first, exchange: &exchange };
-        linear_cross_entropy_part(hidden, weight, &vocabulary, rows, targets)
+        linear_cross_entropy_part(hidden, weight, &vocabulary, rows, targets, cap)
     }
 
     fn collect(&self, values: Tensor<2>, entries: &[u32], total: usize) -> Result<Tensor<2>> {

@@ -52,6 +52,7 @@ impl Policy for Rows {
             correct: join(|part| &part.correct),
             values: join(|part| &part.values),
             scores: None,
+            balance_loss: None,
         })
     }
 
@@ -137,9 +138,9 @@ impl Policy for Columns {
             let places = TensorData::from(places.as_slice());
             Some(values.clone().select(0, Tensor::<1, Int>::from_data(places, &values.device())))
         };
-        let Forward { logps, entropy, correct, values, scores } = out;
+        let Forward { logps, entropy, correct, values, scores, balance_loss } = out;
         let [logps, entropy, correct, values] = [logps, entropy, correct, values].map(pick);
-        Ok(Forward { logps, entropy, correct, values, scores })
+        Ok(Forward { logps, entropy, correct, values, scores, balance_loss })
     }
 
     fn params(&self) -> &ParamSet {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use aligner_core::Needs;
-use aligner_core::model::{Adapter, ModelConfig};
-use aligner_core::weights::Checkpoint;
+use aligner_core::model::{Adapter, CausalLm, ModelConfig, Role};
 use aligner_infer::EngineConfig;
 
 use super::shape::Shape;
@@ -62,29 +61,44 @@ pub(super) fn cache(engine: &EngineConfig, config: &ModelConfig, prompts: usize)
 
 /// Bytes that the forward pass keeps for the backward pass, estimated from the layers' shapes.
 fn activations(config: &ModelConfig, tokens: usize, checkpointing: bool) -> f64 {
-    let (hidden, mlp) = (config.hidden_size as f64, config.intermediate_size as f64);
+    let hidden = config.hidden_size as f64;
     let queries = (config.num_heads * config.head_dim) as f64;
     let keys = (config.num_kv_heads * config.head_dim) as f64;
     // Of a layer: both norms' inputs and outputs, q, k and v before and after the rotation, the
     // attention's output, and the MLP's gate, up and product.
-    let layer = 4.0 * hidden + 3.0 * queries + 3.0 * keys + 3.0 * mlp;
-    let layers = config.num_layers as f64;
-    let kept = if checkpointing { layers * hidden + layer } else { layers * layer };
+    let layer = |mlp: f64| 4.0 * hidden + 3.0 * queries + 3.0 * keys + mlp;
+    let dense = layer(3.0 * config.intermediate_size as f64);
+    let mixed = config.experts.as_ref().map(|experts| {
+        // Rows in slots and what experts make of them; gate and up are kept, their product is not.
+        let slots = experts.per_token as f64 * (2.0 * hidden + 2.0 * experts.intermediate_size as f64);
+        layer(slots + 4.0 * experts.shared_intermediate_size.unwrap_or(0) as f64)
+    });
+    let is_dense = |layer: &usize| config.experts.as_ref().is_none_or(|experts| experts.is_dense(*layer));
+    let dense_layers = (0..config.num_layers).filter(is_dense).count();
+    let mixed_layers = config.num_layers - dense_layers;
+    let of_mixed = mixed.unwrap_or(0.0);
+    let kept = if checkpointing {
+        config.num_layers as f64 * hidden + dense.max(of_mixed)
+    } else {
+        dense_layers as f64 * dense + mixed_layers as f64 * of_mixed
+    };
     tokens as f64 * F32_BYTES * (kept + 2.0 * hidden)
 }
 
-/// The parameters of a checkpoint by kind.
-pub(super) fn parameters(checkpoint: &Checkpoint) -> String {
+/// A model's parameters by kind; of a mixture, how many a token meets.
+pub(super) fn parameters(config: &ModelConfig) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
-    for name in checkpoint.names() {
-        let elements: usize = checkpoint.shape(name).unwrap_or_default().iter().product();
-        *kinds.entry(kind(name)).or_default() += elements;
+    for spec in CausalLm::parameters(config) {
+        *kinds.entry(kind(spec.role)).or_default() += spec.shape.iter().product::<usize>();
     }
-    let total: usize = kinds.values().sum();
-    let mut out = format!("parameters  {}: ", count(total));
+    let mut out = format!("parameters  {}", count(config.num_params()));
+    if let Some(experts) = &config.experts {
+        let (active, each, all) = (count(config.num_active_params()), experts.per_token, experts.count);
+        let _ = write!(out, ", {active} of them for a token, which has {each} of {all} experts");
+    }
     let parts: Vec<String> =
         kinds.iter().map(|(kind, elements)| format!("{kind} {}", count(*elements))).collect();
-    let _ = writeln!(out, "{}", parts.join(", "));
+    let _ = writeln!(out, ": {}", parts.join(", "));
     out
 }
 
@@ -95,16 +109,16 @@ pub(super) fn adapter(adapter: &Adapter, config: &ModelConfig) -> String {
     format!("adapter     {} ({share:.2} %): {}\n", count(own), adapter.describe())
 }
 
-fn kind(name: &str) -> &'static str {
-    let kinds = [
-        ("embed", "embedding"),
-        ("lm_head", "head"),
-        ("score", "head"),
-        ("norm", "norms"),
-        ("attn", "attention"),
-        ("mlp", "mlp"),
-    ];
-    kinds.iter().find(|(part, _)| name.contains(part)).map_or("other", |(_, kind)| kind)
+fn kind(role: Role) -> &'static str {
+    match role {
+        Role::Embedding => "embedding",
+        Role::Attention => "attention",
+        Role::Mlp => "mlp",
+        Role::Router => "router",
+        Role::Expert(_) => "experts",
+        Role::Norm => "norms",
+        Role::Head => "head",
+    }
 }
 
 fn count(elements: usize) -> String {
@@ -124,11 +138,35 @@ pub(super) fn bytes(size: f64) -> String {
 mod tests {
     use super::*;
 
+    fn mixture() -> ModelConfig {
+        let json = serde_json::json!({
+            "model_type": "mixtral", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        });
+        ModelConfig::from_json("tiny".as_ref(), &json).unwrap()
+    }
+
     #[test]
-    fn names_have_kinds_and_counts_are_short() {
-        assert_eq!(kind("model.layers.0.self_attn.q_proj.weight"), "attention");
-        assert_eq!(kind("model.layers.0.input_layernorm.weight"), "norms");
-        assert_eq!(kind("model.embed_tokens.weight"), "embedding");
+    fn a_mixture_says_what_a_token_meets() {
+        // An expert has 3 * 16 * 24; a layer 8 of them, the router 8 * 16, the attention 2 * 256 + 2 * 128.
+        let described = parameters(&mixture());
+        assert_eq!(
+            described,
+            "parameters  0.02 M, 9680 of them for a token, which has 2 of 8 experts: attention 1536, \
+             embedding 1600, experts 0.02 M, head 1600, norms 80, router 256\n"
+        );
+    }
+
+    #[test]
+    fn activations_of_a_mixture_are_those_of_its_own_experts() {
+        // 4 * 16 + 3 * 16 + 3 * 8 + 2 * (2 * 16 + 2 * 24) a layer, and 2 * 16 for all.
+        let all = activations(&mixture(), 10, false);
+        assert!((all - 10.0 * 4.0 * (2.0 * 296.0 + 32.0)).abs() < 1e-9, "{all}");
+    }
+
+    #[test]
+    fn counts_are_short() {
         assert_eq!([count(960), count(134_515_008), count(1_235_814_400)], ["960", "134.5 M", "1.24 B"]);
         assert_eq!([bytes(538e6), bytes(2.15e9)], ["538 MB", "2.15 GB"]);
     }

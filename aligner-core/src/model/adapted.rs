@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-use super::causal_lm::SCORE;
 use super::lora::{A, B, MAGNITUDE};
+use super::parameters::SCORE;
 use super::{Adapter, CausalLm, LoraConfig};
 use crate::ops::AdaptedRows;
 use crate::ops::host::{HostTensor, with_slice};

@@ -1,16 +1,19 @@
 //! A language model, or a scalar model on the same body, as a policy.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use rayon::prelude::*;
 
+use super::balance::Balance;
+use super::decoder::{Decoder, Layout};
 use super::heads::HeadRows;
-use super::llama::{Layout, Llama};
 use super::lora::rows;
+use super::parameters::{self, HEAD, ParamSpec, SCORE};
 use super::{Adapter, ModelConfig, Stage, layerwise};
 use crate::algorithm::LANGUAGE_HEAD;
-use crate::ops::{Dropout, linear};
+use crate::ops::{Dropout, LogitCap, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
 use crate::weights::Checkpoint;
@@ -19,9 +22,6 @@ use crate::{
     policy::accumulate_in_turn,
 };
 
-const HEAD: &str = "lm_head.weight";
-pub(super) const SCORE: &str = "score.weight";
-
 /// A model with its parameters.
 ///
 /// With `num_labels` in its configuration it has a scalar head (`score.weight`) in place of the
@@ -29,7 +29,7 @@ pub(super) const SCORE: &str = "score.weight";
 #[derive(Debug, Clone)]
 pub struct CausalLm {
     config: Arc<ModelConfig>,
-    body: Arc<Llama>,
+    body: Arc<Decoder>,
     params: ParamSet,
     head: Option<Head>,
     stage: Stage,
@@ -74,15 +74,9 @@ impl Work {
 }
 
 impl CausalLm {
-    /// Names and shapes of all parameters of a model, in the order of its [`ParamSet`].
-    pub fn parameters(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-        let mut all = Llama::parameters(config);
-        if let Some(labels) = config.num_labels {
-            all.push((SCORE.into(), vec![labels, config.hidden_size]));
-        } else if !config.tie_embeddings {
-            all.push((HEAD.into(), vec![config.vocab_size, config.hidden_size]));
-        }
-        all
+    /// All parameters of a model, in the order of its [`ParamSet`].
+    pub fn parameters(config: &ModelConfig) -> Vec<ParamSpec> {
+        parameters::all(config)
     }
 
     /// Reads a checkpoint's parameters to `device`.
@@ -92,22 +86,26 @@ impl CausalLm {
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
         let config = checkpoint.config().clone();
         let expected = Self::parameters(&config);
-        let known = |name: &str| expected.iter().any(|(known, _)| known == name);
+        let known: HashSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
         let tied = |name: &str| name == HEAD && config.tie_embeddings && config.num_labels.is_none();
+        let parts = &config.family.parts;
+        let buffer = |name: &str| parts.buffers.iter().any(|end| name.ends_with(end));
+        // Some files leave out what all names begin with.
+        let short = |name: &str| known.contains(format!("{}.{name}", parts.base).as_str());
         let unknown: Vec<&str> = (checkpoint.names())
-            .filter(|name| !known(name) && !tied(name) && !name.contains("rotary_emb.inv_freq"))
+            .filter(|name| !known.contains(name) && !short(name) && !tied(name) && !buffer(name))
             .collect();
         if !unknown.is_empty() {
             let message = format!(
                 "tensors that a {} with this configuration has no place for: {}",
-                config.model_type,
+                config.model_type(),
                 unknown.join(", ")
             );
             return Err(Error::format(checkpoint.path(), message));
         }
         let mut params = ParamSet::default();
-        for (name, shape) in &expected {
-            params.insert_data(name.as_str(), shape, checkpoint.read_shaped(name, shape)?, device)?;
+        for spec in &expected {
+            params.insert_data(spec.name.as_str(), &spec.shape, checkpoint.read_parameter(spec)?, device)?;
         }
         if let Some(name) = params.first_not_finite() {
             return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
@@ -122,15 +120,12 @@ impl CausalLm {
     pub fn init(config: ModelConfig, seed: u64, device: &Device) -> Result<Self> {
         config.validate()?;
         let mut params = ParamSet::default();
-        for (index, (name, shape)) in Self::parameters(&config).iter().enumerate() {
-            let values = initial(shape, &[seed, index as u64], DEVIATION);
-            params.insert_data(name.as_str(), shape, values, device)?;
-            if name.contains(".bias") {
-                let zeros = Tensor::zeros([shape[0]], device);
-                if let Some(param) = params.iter_mut().last() {
-                    param.value = zeros;
-                }
-            }
+        for (index, spec) in Self::parameters(&config).iter().enumerate() {
+            let values = match spec.fresh(&config) {
+                Some(value) => vec![value; spec.shape.iter().product()],
+                None => normal(&spec.shape, &[seed, index as u64], DEVIATION),
+            };
+            params.insert_data(spec.name.as_str(), &spec.shape, values, device)?;
         }
         Self::new(config, params, device)
     }
@@ -149,7 +144,7 @@ impl CausalLm {
     /// # Errors
     /// As [`CausalLm::new`].
     pub fn part(config: ModelConfig, params: ParamSet, device: &Device, stage: Stage) -> Result<Self> {
-        let body = Llama::new(&config, &params, &stage)?;
+        let body = Decoder::new(&config, &params, &stage)?;
         let find =
             |name: &str| params.id(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")));
         let head = || {
@@ -212,7 +207,7 @@ impl CausalLm {
             params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
         }
         let shape = [labels, config.hidden_size];
-        params.insert_data(SCORE, &shape, initial(&shape, &[seed, u64::MAX], deviation), &self.device)?;
+        params.insert_data(SCORE, &shape, normal(&shape, &[seed, u64::MAX], deviation), &self.device)?;
         let model = Self::new(config, params, &self.device)?;
         let Self { gradient_checkpointing, temperature, .. } = self;
         Ok(Self { gradient_checkpointing, temperature, ..model })
@@ -284,7 +279,11 @@ impl CausalLm {
     /// # Errors
     /// [`Error::Head`] where the model has a scalar head instead.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        linear(hidden, self.params.matrix(self.language_head()?), None, None)
+        let logits = linear(hidden, self.params.matrix(self.language_head()?), None, None)?;
+        Ok(match self.config.logit_softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        })
     }
 
     /// The final hidden states of a packed layout: `[tokens, hidden]`.
@@ -292,7 +291,7 @@ impl CausalLm {
     /// # Errors
     /// Token ids past the vocabulary, positions past the model's context.
     pub fn hidden(&self, tokens: &[u32], layout: &Layout) -> Result<Tensor<2>> {
-        let x = self.body.embed(&self.params, tokens, self.shard())?;
+        let x = self.body.embed(&self.params, tokens, layout, self.shard())?;
         self.body.norm(&self.params, self.body.run(&self.params, x, layout, self.shard())?)
     }
 
@@ -321,12 +320,22 @@ impl CausalLm {
     /// # Errors
     /// Token ids past the vocabulary, a failed collective.
     pub fn through(&self, work: &Work, x: Option<Tensor<2>>) -> Result<Tensor<2>> {
+        self.through_with_balance(work, x).map(|(x, _)| x)
+    }
+
+    /// The same, with how evenly the experts were used, where the work's layout asks for it.
+    pub(super) fn through_with_balance(
+        &self,
+        work: &Work,
+        x: Option<Tensor<2>>,
+    ) -> Result<(Tensor<2>, Option<Balance>)> {
         let x = match x {
             Some(x) => x,
-            None => self.body.embed(&self.params, &work.tokens, self.shard())?,
+            None => self.body.embed(&self.params, &work.tokens, &work.layout, self.shard())?,
         };
-        let x = self.body.run(&self.params, x, &work.layout, self.shard())?;
-        if self.stage.last { self.body.norm(&self.params, x) } else { Ok(x) }
+        let (x, balance) = self.body.run_with_balance(&self.params, x, &work.layout, self.shard())?;
+        let x = if self.stage.last { self.body.norm(&self.params, x)? } else { x };
+        Ok((x, balance))
     }
 
     /// A part of this model with a shape and parameters of its own; settings of training stay.
@@ -367,7 +376,7 @@ impl CausalLm {
     }
 
     /// The model without its head.
-    pub fn body(&self) -> &Llama {
+    pub fn body(&self) -> &Decoder {
         &self.body
     }
 
@@ -390,12 +399,25 @@ impl CausalLm {
         self.params.matrix(id)
     }
 
-    /// Hidden states whose logits are divided by the temperature: they are linear in it.
+    /// Hidden states whose logits are divided by the temperature: they are linear in it, but for those that
+    /// [`CausalLm::cap`] bounds.
     pub(super) fn tempered(&self, hidden: Tensor<2>) -> Tensor<2> {
-        match self.temperature {
+        match self.temperature.filter(|_| self.config.logit_softcap.is_none()) {
             Some(temperature) => hidden / temperature,
             None => hidden,
         }
+    }
+
+    /// What bounds the logits, with the temperature in it.
+    pub(super) fn cap(&self) -> Option<LogitCap> {
+        let temperature = self.temperature.unwrap_or(1.0);
+        self.config.logit_softcap.map(|inner| LogitCap { inner, outer: inner / temperature })
+    }
+
+    /// What the loss on an uneven use of experts is multiplied by; none outside of training.
+    pub(super) fn balance_loss(&self) -> Option<f32> {
+        let weight = self.config.experts.as_ref().and_then(|experts| experts.balance_loss);
+        weight.filter(|&weight| self.dropout.training && weight > 0.0)
     }
 
     /// The same model with its parameters as autodiff leaves.
@@ -408,12 +430,9 @@ impl CausalLm {
 /// The standard deviation of a fresh model's matrices.
 const DEVIATION: f64 = 0.02;
 
-/// Normal values for a matrix, ones for a vector.
-fn initial(shape: &[usize], key: &[u64], deviation: f64) -> Vec<f32> {
-    let len = shape.iter().product();
-    if shape.len() < 2 {
-        return vec![1.0; len];
-    }
+/// Normal values.
+fn normal(shape: &[usize], key: &[u64], deviation: f64) -> Vec<f32> {
+    let len = shape.iter().product::<usize>();
     let rng = Rng::new(key);
     (0..len as u64).into_par_iter().map(|i| (rng.normal(i) * deviation) as f32).collect()
 }
@@ -421,10 +440,16 @@ fn initial(shape: &[usize], key: &[u64], deviation: f64) -> Vec<f32> {
 impl Policy for CausalLm {
     fn forward(&self, batch: &Batch, needs: Needs) -> Result<Forward> {
         let mut work = self.work(batch)?;
-        if !self.shard.splits_stream() {
+        let weight = self.balance_loss();
+        work.layout.balance = weight.is_some();
+        if !self.shard.splits_stream() && weight.is_none() {
             work.layout.kept = work.rows.keep(self.head()?, needs, work.tokens.len());
         }
-        self.read(self.through(&work, None)?, &work, batch, needs)
+        let (hidden, balance) = self.through_with_balance(&work, None)?;
+        let mut out = self.read(hidden, &work, batch, needs)?;
+        let uneven = balance.as_ref().and_then(Balance::loss);
+        out.balance_loss = uneven.zip(weight).map(|(loss, weight)| loss * weight);
+        Ok(out)
     }
 
     fn params(&self) -> &ParamSet {

@@ -3,15 +3,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::family::Family;
 use super::lora::Adapter;
+use super::parameters;
+use crate::ops::AttentionShape;
 use crate::{Error, Result};
 
+mod experts;
 mod fields;
 mod gguf;
 mod json;
+mod rope;
 
-/// The model types that can be loaded.
-pub const MODEL_TYPES: [&str; 1] = ["llama"];
+pub use experts::ExpertsConfig;
+pub(crate) use fields::Fields;
+pub use rope::{Llama3Scaling, RopeConfig};
 
 /// Largest accepted value of any one dimension: far above every real model, and low enough that a
 /// product of two of them fits 64 bits.
@@ -24,8 +30,8 @@ const MAX_PARAMS: usize = 1 << 44;
 /// The shape of a decoder-only language model, as in Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The family: `llama`.
-    pub model_type: String,
+    /// The family, which `model_type` names.
+    pub family: &'static Family,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -42,15 +48,31 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Longest sequence, in tokens, that the model was made for.
     pub max_positions: usize,
-    /// Added to the mean square in `RMSNorm`.
+    /// Added to the mean square, or to the variance, in norms.
     pub rms_norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
+    /// That of the local layers, where it is another.
+    pub local_rope: Option<RopeConfig>,
+    /// How many tokens a token of a local layer sees, itself included.
+    pub window: Option<usize>,
+    /// Whether each layer is local; empty where none is.
+    pub local_layers: Vec<bool>,
+    /// What scores of queries and keys are multiplied by; none for `1 / sqrt(head_dim)`.
+    pub attention_scale: Option<f32>,
+    /// Keeps an attention's scores below it: `cap tanh(score / cap)`.
+    pub attention_softcap: Option<f32>,
+    /// Keeps the logits below it.
+    pub logit_softcap: Option<f32>,
+    /// Mixtures of experts in place of MLPs.
+    pub experts: Option<ExpertsConfig>,
     /// Whether the language-model head is the embedding.
     pub tie_embeddings: bool,
-    /// Whether the attention's four projections have biases.
+    /// Whether queries, keys and values have biases.
     pub attention_bias: bool,
-    /// Whether the MLP's three projections have biases.
+    /// Whether the attention's output projection has one.
+    pub output_bias: bool,
+    /// Whether the MLP's projections have biases.
     pub mlp_bias: bool,
     /// Token that begins a text.
     pub bos_token_id: Option<u32>,
@@ -66,60 +88,35 @@ pub struct ModelConfig {
     pub extra: serde_json::Value,
 }
 
-/// Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RopeConfig {
-    /// Base of the frequencies `theta^(-2i / head_dim)`.
-    pub theta: f32,
-    /// Stretches the low frequencies, as Llama 3.1 does.
-    pub scaling: Option<Llama3Scaling>,
-}
-
-/// Llama 3.1's scaling of rotary frequencies for long contexts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Llama3Scaling {
-    /// Low frequencies are divided by it.
-    pub factor: f32,
-    /// Wavelengths above `original_max_positions / low_freq_factor` are divided by `factor`.
-    pub low_freq_factor: f32,
-    /// Wavelengths below `original_max_positions / high_freq_factor` stay; between, interpolated.
-    pub high_freq_factor: f32,
-    /// Context, in tokens, before the scaling.
-    pub original_max_positions: usize,
-}
-
-impl RopeConfig {
-    /// What each frequency is divided by, `[head_dim / 2]`: 1 everywhere without scaling.
-    pub fn frequency_divisors(&self, head_dim: usize) -> Vec<f32> {
-        (0..head_dim / 2).map(|i| self.divisor(i, head_dim)).collect()
-    }
-
-    fn divisor(&self, index: usize, head_dim: usize) -> f32 {
-        let Some(scaling) = self.scaling else { return 1.0 };
-        let frequency = 1.0 / self.theta.powf(2.0 * index as f32 / head_dim as f32);
-        let wavelength = 2.0 * std::f32::consts::PI / frequency;
-        let original = scaling.original_max_positions as f32;
-        if wavelength < original / scaling.high_freq_factor {
-            return 1.0;
-        }
-        if wavelength > original / scaling.low_freq_factor {
-            return scaling.factor;
-        }
-        let smooth = (original / wavelength - scaling.low_freq_factor)
-            / (scaling.high_freq_factor - scaling.low_freq_factor);
-        1.0 / ((1.0 - smooth) / scaling.factor + smooth)
-    }
-}
-
 impl ModelConfig {
-    /// Heads and their width, with the usual scale `1 / sqrt(head_dim)`.
-    pub fn attention_shape(&self) -> crate::ops::AttentionShape {
-        crate::ops::AttentionShape {
-            heads: self.num_heads,
-            kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            scale: 1.0 / (self.head_dim as f32).sqrt(),
-        }
+    /// The family's name, `model_type`.
+    pub fn model_type(&self) -> &'static str {
+        self.family.model_type
+    }
+
+    /// Heads and their width, with the scale of their scores and the cap on them: the attention of a layer
+    /// that sees all tokens before it.
+    pub fn attention_shape(&self) -> AttentionShape {
+        let scale = self.attention_scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt());
+        let shape = AttentionShape::new(self.num_heads, self.num_kv_heads, self.head_dim, scale);
+        AttentionShape { softcap: self.attention_softcap, ..shape }
+    }
+
+    /// The attention of a layer.
+    pub fn layer_attention(&self, layer: usize) -> AttentionShape {
+        let window = self.window.filter(|_| self.is_local(layer));
+        AttentionShape { window, ..self.attention_shape() }
+    }
+
+    /// A flag for each layer.
+    pub(super) fn by_layer(&self, flag: impl Fn(usize) -> bool) -> Vec<bool> {
+        // Families ask while the count is not checked yet.
+        (0..self.num_layers.min(MAX_LAYERS)).map(flag).collect()
+    }
+
+    /// Whether a layer sees a window only.
+    pub fn is_local(&self, layer: usize) -> bool {
+        self.local_layers.get(layer).copied().unwrap_or(false)
     }
 
     /// Reads a `config.json` from disk.
@@ -145,34 +142,30 @@ impl ModelConfig {
         Err(Error::Invalid(format!("unusable model configuration: {}", problems.join("; "))))
     }
 
-    /// How many parameters the model has, its adapter's left out; a tied head counts once.
-    pub fn num_params(&self) -> usize {
-        self.checked_num_params().unwrap_or(usize::MAX)
+    /// Names of the layers' linears that an adapter may add to, without `.weight`, and `[out, in]` of each, in
+    /// the parameters' order.
+    pub fn linears(&self) -> Vec<(String, [usize; 2])> {
+        parameters::linears(self)
     }
 
-    fn checked_num_params(&self) -> Option<usize> {
-        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
-        let heads = self.num_heads.checked_mul(self.head_dim)?;
-        let kv_heads = self.num_kv_heads.checked_mul(self.head_dim)?;
-        let linear = |rows: usize, columns: usize, bias: bool| {
-            rows.checked_mul(columns)?.checked_add(if bias { rows } else { 0 })
-        };
-        let parts = [
-            linear(heads, hidden, self.attention_bias)?,
-            linear(kv_heads, hidden, self.attention_bias)?.checked_mul(2)?,
-            linear(hidden, heads, self.attention_bias)?,
-            linear(mlp, hidden, self.mlp_bias)?.checked_mul(2)?,
-            linear(hidden, mlp, self.mlp_bias)?,
-            hidden.checked_mul(2)?,
-        ];
-        let layer = parts.into_iter().try_fold(0usize, usize::checked_add)?;
-        let embedding = self.vocab_size.checked_mul(hidden)?;
-        let head = match self.num_labels {
-            Some(labels) => labels.checked_mul(hidden)?,
-            None if self.tie_embeddings => 0,
-            None => embedding,
-        };
-        layer.checked_mul(self.num_layers)?.checked_add(embedding)?.checked_add(hidden)?.checked_add(head)
+    /// Whether files have the linears' weights as `[in, out]`.
+    pub fn has_transposed_weights(&self) -> bool {
+        self.family.parts.transposed
+    }
+
+    /// Whether a norm is over all of a token's query heads together.
+    pub fn norms_all_heads(&self) -> bool {
+        self.family.parts.head_norms.is_some_and(|norms| norms.whole_width)
+    }
+
+    /// How many parameters the model has, its adapter's left out; a tied head counts once.
+    pub fn num_params(&self) -> usize {
+        parameters::count(self).unwrap_or(usize::MAX)
+    }
+
+    /// How many of them a token meets: of a mixture, those of its own experts.
+    pub fn num_active_params(&self) -> usize {
+        parameters::count_active(self).unwrap_or(usize::MAX)
     }
 
     /// Every violation, in words.
@@ -190,8 +183,24 @@ impl ModelConfig {
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("rms_norm_eps {} is not between 0 and 1", self.rms_norm_eps));
         }
-        self.rope_problems(&mut problems);
-        if problems.is_empty() && self.checked_num_params().is_none_or(|params| params > MAX_PARAMS) {
+        self.rope.problems(&mut problems);
+        self.local_rope.iter().for_each(|rope| rope.problems(&mut problems));
+        if self.window == Some(0) {
+            problems.push("sliding_window must be at least 1".into());
+        }
+        for (key, cap) in [
+            ("query_pre_attn_scalar", self.attention_scale),
+            ("attn_logit_softcapping", self.attention_softcap),
+            ("final_logit_softcapping", self.logit_softcap),
+        ] {
+            if cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+                problems.push(format!("{key} must be finite and above 0"));
+            }
+        }
+        if let Some(experts) = &self.experts {
+            experts.problems(&mut problems);
+        }
+        if problems.is_empty() && parameters::count(self).is_none_or(|params| params > MAX_PARAMS) {
             problems.push(format!("the sizes make a model of more than {MAX_PARAMS} parameters"));
         }
         problems
@@ -213,26 +222,6 @@ impl ModelConfig {
         let bad = sizes.into_iter().filter(|&(_, value, most)| value == 0 || value > most);
         bad.map(|(key, value, most)| format!("{key} must be between 1 and {most}, got {value}")).collect()
     }
-
-    fn rope_problems(&self, problems: &mut Vec<String>) {
-        let theta = self.rope.theta;
-        if !(theta > 1.0 && theta.is_finite()) {
-            problems.push(format!("rope_theta must be a finite number above 1, got {theta}"));
-        }
-        let Some(scaling) = self.rope.scaling else { return };
-        if !(scaling.factor >= 1.0 && scaling.factor.is_finite()) {
-            problems.push(format!("rope_scaling.factor must be at least 1, got {}", scaling.factor));
-        }
-        let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-        if !(low > 0.0 && high > low && high.is_finite()) {
-            problems.push(format!(
-                "rope_scaling.low_freq_factor {low} must be above 0 and below high_freq_factor {high}"
-            ));
-        }
-        if scaling.original_max_positions == 0 {
-            problems.push("rope_scaling.original_max_position_embeddings must be at least 1".into());
-        }
-    }
 }
 
 #[cfg(test)]
@@ -242,7 +231,7 @@ pub(super) mod tests {
     /// A valid configuration of 8 hidden units.
     pub(in crate::model) fn tiny() -> ModelConfig {
         ModelConfig {
-            model_type: "llama".into(),
+            family: Family::of("llama").unwrap(),
             vocab_size: 16,
             hidden_size: 8,
             intermediate_size: 12,
@@ -253,8 +242,16 @@ pub(super) mod tests {
             max_positions: 64,
             rms_norm_eps: 1e-5,
             rope: RopeConfig { theta: 10_000.0, scaling: None },
+            local_rope: None,
+            window: None,
+            local_layers: Vec::new(),
+            attention_scale: None,
+            attention_softcap: None,
+            logit_softcap: None,
+            experts: None,
             tie_embeddings: false,
             attention_bias: false,
+            output_bias: false,
             mlp_bias: false,
             bos_token_id: Some(1),
             eos_token_ids: vec![2],
@@ -290,22 +287,7 @@ pub(super) mod tests {
         assert_eq!(tiny().num_params(), 2 * 128 + 8 + 2 * (64 + 32 + 32 + 64 + 288 + 16));
         let tied = ModelConfig { tie_embeddings: true, ..tiny() };
         assert_eq!(tied.num_params(), tiny().num_params() - 128);
-        let biased = ModelConfig { attention_bias: true, mlp_bias: true, ..tiny() };
+        let biased = ModelConfig { attention_bias: true, output_bias: true, mlp_bias: true, ..tiny() };
         assert_eq!(biased.num_params(), tiny().num_params() + 2 * (8 + 4 + 4 + 8 + 12 + 12 + 8));
-    }
-
-    #[test]
-    fn llama3_divisors_keep_high_and_divide_low_frequencies() {
-        let scaling = Llama3Scaling {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_positions: 8192,
-        };
-        let rope = RopeConfig { theta: 500_000.0, scaling: Some(scaling) };
-        let divisors = rope.frequency_divisors(128);
-        assert_eq!((divisors[0], divisors[63]), (1.0, 8.0));
-        assert!(divisors.is_sorted());
-        assert!(divisors.iter().any(|&d| d > 1.0 && d < 8.0), "no interpolated band");
     }
 }

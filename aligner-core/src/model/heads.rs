@@ -105,7 +105,7 @@ impl CausalLm {
                 let picked = &rows.targets;
                 let targets = picked.of(&batch.targets);
                 let TargetScores { logps, entropy, correct } =
-                    shard.scores(hidden, self.params_matrix(id), &picked.rows, &targets)?;
+                    shard.scores(hidden, self.params_matrix(id), &picked.rows, &targets, self.cap())?;
                 let [logps, entropy, correct] = self.collect([logps, entropy, correct], picked)?;
                 (out.logps, out.entropy, out.correct) = (Some(logps), Some(entropy), Some(correct.detach()));
             }

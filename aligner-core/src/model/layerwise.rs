@@ -4,9 +4,10 @@
 use burn::tensor::Tensor;
 
 use super::CausalLm;
+use super::balance::Balance;
 use super::causal_lm::Work;
+use super::decoder::Layout;
 use super::exec::Tensors;
-use super::llama::Layout;
 use super::stage::layer_of;
 use crate::policy::finite_sum;
 use crate::{
@@ -97,7 +98,14 @@ pub fn accumulate_by_parts(
     let mut all = Gradients::default();
     let mut failure = None;
     for at in 0..source.passes(micro.len())? {
-        let mut pass = Pass { model, source, sums: Vec::new(), loss_sum: 0.0, metrics: Metrics::default() };
+        let mut pass = Pass {
+            model,
+            source,
+            sums: Vec::new(),
+            loss_sum: 0.0,
+            metrics: Metrics::default(),
+            balance: Balance::default(),
+        };
         let batch = micro.get(at).filter(|_| failure.is_none());
         failure = failure.or(pass.run(batch, needs, loss)?);
         all.add(pass.sums, pass.loss_sum, &pass.metrics);
@@ -136,7 +144,7 @@ fn forward_by_parts(
     let work = batch.map(|batch| Ok::<_, Error>((model.work(batch)?, batch))).transpose()?;
     let ends = model.on(source.gather(Part::Ends)?);
     let body = model.body();
-    let embed = |(work, _): &(Work, _)| body.embed(ends.params(), &work.tokens, model.shard());
+    let embed = |(work, _): &(Work, _)| body.embed(ends.params(), &work.tokens, &work.layout, model.shard());
     let mut x = work.as_ref().map(embed).transpose()?;
     for index in body.layers() {
         let part = model.on(source.gather(Part::Layer(index))?);
@@ -155,6 +163,14 @@ struct Pass<'a> {
     sums: Vec<Option<Tensor<1>>>,
     loss_sum: f64,
     metrics: Metrics,
+    /// How evenly the experts of all layers are used, where the model asks for it.
+    balance: Balance,
+}
+
+/// The gradients of what the loss sees: of the last layer's output, and of the loss on an uneven use of experts.
+struct OfTop {
+    x: Option<Tensor<2>>,
+    uneven: Option<Tensor<1>>,
 }
 
 impl Pass<'_> {
@@ -163,35 +179,49 @@ impl Pass<'_> {
     fn run(&mut self, batch: Option<&Batch>, needs: Needs, loss: &LossFn<'_>) -> Result<Option<Error>> {
         let Self { model, source, .. } = *self;
         let body = model.body();
-        let work = batch.map(|batch| Ok::<_, Error>((model.work(batch)?, batch))).transpose()?;
+        let weight = model.balance_loss();
+        let work = |batch| {
+            let mut work = model.work(batch)?;
+            work.layout.balance = weight.is_some();
+            Ok::<_, Error>((work, batch))
+        };
+        let work = batch.map(work).transpose()?;
         let ends = model.on(source.gather(Part::Ends)?);
         // x[i] is the input of layer i, without a graph.
         let mut x = Vec::new();
         if let Some((work, _)) = &work {
-            x.push(body.embed(ends.params(), &work.tokens, model.shard())?);
+            x.push(body.embed(ends.params(), &work.tokens, &work.layout, model.shard())?);
         }
         for index in body.layers() {
             let part = model.on(source.gather(Part::Layer(index))?);
             if let (Some((work, _)), Some(input)) = (&work, x.last().cloned()) {
-                x.push(body.layer(&mut tensors(&part, &work.layout), index, input)?);
+                let mut exec = tensors(&part, &work.layout);
+                x.push(body.layer(&mut exec, index, input)?);
+                exec.balance().into_iter().for_each(|layer| self.balance.extend(layer));
             }
         }
         let mut of_ends = vec![None; model.params().len()];
         let top = work
             .as_ref()
             .map(|(work, batch)| self.top(&ends, (work, batch), x.pop(), needs, (loss, &mut of_ends)));
-        let (mut of_x, failure) = match top {
-            Some(Ok(of_x)) => (Some(of_x), None),
+        let (top, failure) = match top {
+            Some(Ok(top)) => (Some(top), None),
             Some(Err(error)) => (None, Some(error)),
             None => (None, None),
         };
+        let (mut of_x, of_uneven) = top.map_or((None, None), |top| (Some(top.x), top.uneven));
         for index in body.layers().rev() {
             let part = model.on(source.gather(Part::Layer(index))?);
             let mut of_layer = vec![None; model.params().len()];
             if let (Some((work, _)), Some(above)) = (&work, of_x.take()) {
                 let piece = Piece::new(&part, x.pop());
-                let output = body.layer(&mut tensors(&piece.model, &work.layout), index, piece.input())?;
-                of_x = Some(piece.backward(&seeded(output, above), &mut of_layer));
+                let mut exec = tensors(&piece.model, &work.layout);
+                let mut scalar = seeded(body.layer(&mut exec, index, piece.input())?, above);
+                let share = exec.balance().and_then(|layer| layer.share(&self.balance));
+                if let (Some(share), Some(weight), Some(of)) = (share, weight, &of_uneven) {
+                    scalar = scalar + share * weight * Tensor::from_inner(of.clone());
+                }
+                of_x = Some(piece.backward(&scalar, &mut of_layer, None).x);
             }
             self.keep(source.reduce(Part::Layer(index), of_layer)?);
         }
@@ -199,14 +229,14 @@ impl Pass<'_> {
         let is_trained = ends.params().get(body.embedding_id()?).trainable;
         if let (Some((work, _)), Some(above), true) = (&work, of_x, is_trained) {
             let bottom = Piece::new(&ends, None);
-            let output = body.embed(bottom.model.params(), &work.tokens, model.shard())?;
-            bottom.backward(&seeded(output, above), &mut of_ends);
+            let output = body.embed(bottom.model.params(), &work.tokens, &work.layout, model.shard())?;
+            bottom.backward(&seeded(output, above), &mut of_ends, None);
         }
         self.keep(source.reduce(Part::Ends, of_ends)?);
         Ok(failure)
     }
 
-    /// Final norm, heads and loss; returns the gradient of the last layer's output, if there is one.
+    /// Final norm, heads and loss.
     fn top(
         &mut self,
         ends: &CausalLm,
@@ -214,13 +244,18 @@ impl Pass<'_> {
         x: Option<Tensor<2>>,
         needs: Needs,
         (loss, sums): (&LossFn<'_>, &mut [Option<Tensor<1>>]),
-    ) -> Result<Option<Tensor<2>>> {
+    ) -> Result<OfTop> {
         let top = Piece::new(ends, x);
         let hidden = self.model.body().norm(top.model.params(), top.input())?;
-        let out = loss(&top.model.read(hidden, work, batch, needs)?, batch)?;
+        let mut forward = top.model.read(hidden, work, batch, needs)?;
+        let weighted = self.balance.loss().zip(self.model.balance_loss());
+        // A leaf: what comes to it goes on to each layer's share.
+        let uneven = weighted.map(|(loss, weight)| Tensor::from_inner(loss * weight).require_grad());
+        forward.balance_loss.clone_from(&uneven);
+        let out = loss(&forward, batch)?;
         self.loss_sum += finite_sum(&out.sum, batch)?;
         self.metrics.merge(&out.metrics);
-        Ok(top.backward(&out.sum, sums))
+        Ok(top.backward(&out.sum, sums, uneven.as_ref()))
     }
 
     fn keep(&mut self, kept: Vec<Option<Tensor<1>>>) {
@@ -266,10 +301,18 @@ impl Piece {
         self.x.clone().expect("every piece above the embedding has an input")
     }
 
-    /// Adds the gradients of this piece's parameters to `sums`; returns that of its input.
-    fn backward(&self, scalar: &Tensor<1>, sums: &mut [Option<Tensor<1>>]) -> Option<Tensor<2>> {
+    /// Adds the gradients of this piece's parameters to `sums`; returns those of its input and of `uneven`.
+    fn backward(
+        &self,
+        scalar: &Tensor<1>,
+        sums: &mut [Option<Tensor<1>>],
+        uneven: Option<&Tensor<1>>,
+    ) -> OfTop {
         let mut grads = scalar.backward();
         add(sums, self.model.params().iter().map(|param| param.value.grad_remove(&mut grads)));
-        self.x.as_ref()?.grad_remove(&mut grads)
+        OfTop {
+            x: self.x.as_ref().and_then(|x| x.grad_remove(&mut grads)),
+            uneven: uneven.and_then(|uneven| uneven.grad_remove(&mut grads)),
+        }
     }
 }

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 pub use targets::Targets;
 
 use super::ModelConfig;
-use super::llama::Llama;
 use crate::{Error, ParamId, Result};
 
 /// An adapter's settings. Names and defaults are those of PEFT's `LoraConfig`, and the targets those that
@@ -126,7 +125,7 @@ impl Adapter {
         if let Some(error) = config.errors().into_iter().next() {
             return Err(error);
         }
-        let linears = Llama::linears(model);
+        let linears = model.linears();
         let names: Vec<&str> = linears.iter().map(|(name, _)| name.as_str()).collect();
         config.targets.check(&names)?;
         let chosen = linears.into_iter().filter(|(name, _)| config.targets.hold(name));

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{CausalLm, ModelConfig};
+use super::{CausalLm, ModelConfig, ParamSpec};
+use crate::shard::Split;
 
 /// Consecutive layers, with the embedding before a model's first and norm and head after its last.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,19 +28,21 @@ impl Stage {
         Self { layers: start(index)..start(index + 1), first: index == 0, last: index + 1 == stages }
     }
 
-    /// Names and shapes of the stage's parameters, in the order of [`CausalLm::parameters`]. A head that is
+    /// The stage's parameters, in the order of [`CausalLm::parameters`]. A head that is
     /// tied to the embedding brings it to the last stage, too.
-    pub fn parameters(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    pub fn parameters(&self, config: &ModelConfig) -> Vec<ParamSpec> {
         let mut layers_begun = false;
         let mut all = CausalLm::parameters(config);
         let is_tied = config.tie_embeddings && config.num_labels.is_none();
-        all.retain(|(name, _)| match layer_of(name) {
+        // Learned positions are no head.
+        let is_table = |spec: &ParamSpec| spec.split == Split::Outputs;
+        all.retain(|spec| match spec.layer {
             Some(layer) => {
                 layers_begun = true;
                 self.layers.contains(&layer)
             }
             None if layers_begun => self.last,
-            None => self.first || (self.last && is_tied),
+            None => self.first || (self.last && is_tied && is_table(spec)),
         });
         all
     }
@@ -62,13 +65,13 @@ mod tests {
             let all = CausalLm::parameters(&config);
             let parts = (0..stages).map(|index| Stage::new(&config, index, stages));
             let mut names: Vec<String> =
-                parts.flat_map(|stage| stage.parameters(&config)).map(|(name, _)| name).collect();
+                parts.flat_map(|stage| stage.parameters(&config)).map(|spec| spec.name).collect();
             if is_tied && stages > 1 {
                 let again = names.iter().rposition(|name| name.contains("embed_tokens")).unwrap();
                 assert!(again > 0, "the last stage has the embedding for its head");
                 names.remove(again);
             }
-            let whole: Vec<String> = all.into_iter().map(|(name, _)| name).collect();
+            let whole: Vec<String> = all.into_iter().map(|spec| spec.name).collect();
             assert_eq!(names, whole);
         }
     }

@@ -12,7 +12,7 @@ use super::kernel::{on_host, run};
 use crate::{Error, Result, Segment};
 
 pub use kernel::{Attended, AttentionPart};
-pub use plan::{Plan, Run, trees};
+pub use plan::{Keys, Plan, Run, trees};
 
 /// Heads of an attention, and the factor that scores are multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +25,22 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Keeps the scaled scores below it: `cap tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// How many tokens a token sees, itself included; none where it sees all before it.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// An attention to all tokens before each, with scores as they are.
+    pub const fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
+        Self { heads, kv_heads, head_dim, scale, softcap: None, window: None }
+    }
+
+    /// The first of the positions that one at `position` sees.
+    pub fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
 }
 
 /// `softmax(scale q k^T) v` over what each token sees: its segment's ancestors, and its own segment
@@ -99,7 +115,7 @@ pub fn reference(
     segments: &[Segment],
     shape: AttentionShape,
 ) -> Tensor<2> {
-    let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
     let device = q.device();
     let split = |x: Tensor<2>, heads: usize| {
         let [tokens, _] = x.dims();
@@ -115,18 +131,25 @@ pub fn reference(
     for (index, segment) in segments.iter().enumerate().filter(|(_, s)| s.len > 0) {
         let chain = ancestors(segments, index);
         let ranges = chain.iter().map(|&at| segments[at]).chain([*segment]).filter(|s| s.len > 0);
-        let ranges: Vec<_> = ranges.map(|s| (s.start, s.len)).collect();
+        let ranges: Vec<_> = ranges.map(|s| (s.start, s.len, s.position)).collect();
         let gather = |x: &Tensor<3>| {
-            Tensor::cat(ranges.iter().map(|&(start, len)| x.clone().narrow(1, start, len)).collect(), 1)
+            Tensor::cat(ranges.iter().map(|&(start, len, _)| x.clone().narrow(1, start, len)).collect(), 1)
         };
         let (k, v) = (gather(&k), gather(&v));
         let keys = k.dims()[1];
-        let before = keys - segment.len;
-        let mask: Vec<f32> = (0..segment.len * keys)
-            .map(|i| if i % keys <= before + i / keys { 0.0 } else { f32::NEG_INFINITY })
-            .collect();
+        let of_keys: Vec<usize> =
+            ranges.iter().flat_map(|&(_, len, position)| position..position + len).collect();
+        let mask = |i: usize| {
+            let (query, key) = (segment.position + i / keys, of_keys[i % keys]);
+            if (shape.first_seen(query)..=query).contains(&key) { 0.0 } else { f32::NEG_INFINITY }
+        };
+        let mask: Vec<f32> = (0..segment.len * keys).map(mask).collect();
         let mask = Tensor::<3>::from_data(TensorData::new(mask, [1, segment.len, keys]), &device);
-        let scores = q.clone().narrow(1, segment.start, segment.len).matmul(k.swap_dims(1, 2)) * scale + mask;
+        let mut scores = q.clone().narrow(1, segment.start, segment.len).matmul(k.swap_dims(1, 2)) * scale;
+        if let Some(cap) = shape.softcap {
+            scores = (scores / cap).tanh() * cap;
+        }
+        let scores = scores + mask;
         outs.push(activation::softmax(scores, 2).matmul(v));
     }
     let out = Tensor::cat(outs, 1); // [heads, tokens, head_dim]
@@ -144,14 +167,23 @@ mod tests {
     }
 
     fn compare(segments: Vec<Segment>, heads: usize, kv_heads: usize, head_dim: usize) {
+        let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.7);
         let segments: Arc<[Segment]> = segments.into();
-        let tokens = check_segments(&segments).unwrap();
-        let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.7 };
+        for (softcap, window) in
+            [(None, None), (Some(1.5), None), (None, Some(2)), (None, Some(50)), (Some(0.8), Some(300))]
+        {
+            compare_shape(&segments, AttentionShape { softcap, window, ..shape });
+        }
+    }
+
+    fn compare_shape(segments: &Arc<[Segment]>, shape: AttentionShape) {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let tokens = check_segments(segments).unwrap();
         let q = leaf([tokens, heads * head_dim], 1);
         let k = leaf([tokens, kv_heads * head_dim], 2);
         let v = leaf([tokens, kv_heads * head_dim], 3);
-        let fused = attention(q.clone(), k.clone(), v.clone(), &segments, shape).unwrap();
-        let plain = reference(q.clone(), k.clone(), v.clone(), &segments, shape);
+        let fused = attention(q.clone(), k.clone(), v.clone(), segments, shape).unwrap();
+        let plain = reference(q.clone(), k.clone(), v.clone(), segments, shape);
         assert!(relative_error(&fused, &plain) < 2e-6);
         let of_fused = weighted_sum(fused, 4).backward();
         let of_plain = weighted_sum(plain, 4).backward();
@@ -196,7 +228,7 @@ mod tests {
 
     #[test]
     fn wrong_shapes_and_segments_are_refused() {
-        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0 };
+        let shape = AttentionShape::new(1, 1, 4, 1.0);
         let x = || leaf([3, 4], 1);
         let short: Arc<[Segment]> = vec![segment(0, 2, 0, None)].into();
         assert!(attention(x(), x(), x(), &short, shape).unwrap_err().to_string().contains("[2, 4]"));

@@ -7,23 +7,23 @@
 
 mod attention;
 mod device;
+mod gate;
+mod norm;
 mod params;
 mod product;
-mod rms_norm;
 mod rotary;
 mod rows;
 mod sample;
 mod shared;
-mod swiglu;
 
 #[cfg(all(test, feature = "cube-cpu"))]
 mod tests;
 
 pub use attention::{SPAN, Tiles, paged_attention};
 pub use device::{Accelerator, Buffer, Element};
+pub use gate::{activate_rows, gate_rows, open_rows};
+pub use norm::{RowNorm, norm_rows};
 pub use product::{Matrix, Product, products};
-pub use rms_norm::norm_rows;
 pub use rotary::{KvPages, Qkv, rotate_and_write};
-pub use rows::{copy_range, gather_rows};
+pub use rows::{copy_range, gather_rows, part_of_rows, scale_and_add, scatter_add, softcap_rows};
 pub use sample::{Draw, DrawSettings, draw_rows};
-pub use swiglu::gate_rows;

@@ -25,6 +25,11 @@ impl HostTensor {
         Self(FlexTensor::from_data(TensorData::new(data, shape)))
     }
 
+    /// As [`HostTensor::new`], whether or not the tensor is part of a graph.
+    pub fn without_graph(tensor: &Tensor<1>) -> Self {
+        if tensor.is_autodiff() { Self::new(&tensor.clone().inner()) } else { Self::new(tensor) }
+    }
+
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
         self.0.as_slice::<f32>().expect("contiguous f32")

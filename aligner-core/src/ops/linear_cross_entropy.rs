@@ -35,12 +35,35 @@ pub fn linear_cross_entropy(
     rows: &[u32],
     targets: &[u32],
 ) -> Result<TargetScores> {
+    capped_linear_cross_entropy(hidden, weight, rows, targets, None)
+}
+
+/// A cap on logits: `outer tanh(logit / inner)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitCap {
+    /// Where the tanh begins to bend.
+    pub inner: f32,
+    /// What bounds the result: `inner` over the temperature of the distribution.
+    pub outer: f32,
+}
+
+/// As [`linear_cross_entropy`], of logits that are capped.
+///
+/// # Errors
+/// Those of [`linear_cross_entropy`].
+pub fn capped_linear_cross_entropy(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    rows: &[u32],
+    targets: &[u32],
+    cap: Option<LogitCap>,
+) -> Result<TargetScores> {
     let [vocab, _] = weight.dims();
     check(&hidden, &weight, vocab, rows, targets)?;
     if !on_host(&hidden) {
-        return Ok(reference(hidden, weight, rows, targets));
+        return Ok(reference(hidden, weight, rows, targets, cap));
     }
-    let kernel = LinearCrossEntropy::new(rows, targets, 0..vocab, hidden.dims()[1]);
+    let kernel = LinearCrossEntropy::new(rows, targets, 0..vocab, hidden.dims()[1]).capped(cap);
     Ok(scores(kernel, hidden, weight, targets.len()))
 }
 
@@ -69,13 +92,14 @@ pub fn linear_cross_entropy_part(
     vocabulary: &Vocabulary<'_>,
     rows: &[u32],
     targets: &[u32],
+    cap: Option<LogitCap>,
 ) -> Result<TargetScores> {
     check(&hidden, &weight, vocabulary.size, rows, targets)?;
     if !on_host(&hidden) {
         return Err(Error::Invalid("a head over several ranks runs on the CPU device alone".into()));
     }
     let part = vocabulary.first..vocabulary.first + weight.dims()[0];
-    let kernel = LinearCrossEntropy::new(rows, targets, part, hidden.dims()[1]);
+    let kernel = LinearCrossEntropy::new(rows, targets, part, hidden.dims()[1]).capped(cap);
     let inputs = (elements(&hidden), elements(&weight));
     let own = kernel.moments(&[inputs.0.as_slice(), inputs.1.as_slice()]);
     let whole = Moments::combine(&(vocabulary.exchange)(own.to_vec())?, kernel.rows());
@@ -108,13 +132,23 @@ fn scores(kernel: LinearCrossEntropy, hidden: Tensor<2>, weight: Tensor<2>, targ
 }
 
 /// The composition of Burn operations; holds all logits.
-pub fn reference(hidden: Tensor<2>, weight: Tensor<2>, rows: &[u32], targets: &[u32]) -> TargetScores {
+pub fn reference(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    rows: &[u32],
+    targets: &[u32],
+    cap: Option<LogitCap>,
+) -> TargetScores {
     let device = hidden.device();
     let index = |values: &[u32]| {
         let values: Vec<i64> = values.iter().map(|&v| i64::from(v)).collect();
         Tensor::<1, Int>::from_data(TensorData::from(values.as_slice()), &device)
     };
     let logits = hidden.select(0, index(rows)).matmul(weight.transpose());
+    let logits = match cap {
+        Some(LogitCap { inner, outer }) => (logits / inner).tanh() * outer,
+        None => logits,
+    };
     let logps = activation::log_softmax(logits.clone(), 1);
     let entropy = (logps.clone().exp() * logps.clone()).sum_dim(1).neg().reshape([targets.len()]);
     let picked = logps.clone().gather(1, index(targets).unsqueeze_dim(1)).reshape([targets.len()]);
@@ -132,7 +166,7 @@ mod tests {
     fn compare(tokens: usize, vocab: usize, rows: &[u32], targets: &[u32]) {
         let (hidden, weight) = (leaf([tokens, 24], 1), leaf([vocab, 24], 2));
         let fused = linear_cross_entropy(hidden.clone() * 3.0, weight.clone(), rows, targets).unwrap();
-        let plain = reference(hidden.clone() * 3.0, weight.clone(), rows, targets);
+        let plain = reference(hidden.clone() * 3.0, weight.clone(), rows, targets, None);
         assert!(relative_error(&fused.logps, &plain.logps) < 2e-6);
         let (entropy, grads) = exact(&hidden, &weight, rows, targets);
         let error = relative_error(&fused.entropy, &entropy);
@@ -194,6 +228,24 @@ mod tests {
     }
 
     #[test]
+    fn capped_logits_match_the_composition() {
+        let (rows, targets) = ([0, 2, 2, 4], [3, 10, 0, 7]);
+        let (hidden, weight) = (leaf([5, 24], 1), leaf([11, 24], 2));
+        let cap = Some(LogitCap { inner: 2.0, outer: 1.3 });
+        let wide = || hidden.clone() * 3.0;
+        let fused = capped_linear_cross_entropy(wide(), weight.clone(), &rows, &targets, cap).unwrap();
+        let plain = reference(wide(), weight.clone(), &rows, &targets, cap);
+        assert!(relative_error(&fused.logps, &plain.logps) < 2e-6);
+        assert!(relative_error(&fused.entropy, &plain.entropy) < 2e-6);
+        let loss = |scores: TargetScores| weighted_sum(scores.logps, 3) + weighted_sum(scores.entropy, 4);
+        let (of_fused, of_plain) = (loss(fused).backward(), loss(plain).backward());
+        for input in [&hidden, &weight] {
+            let error = relative_error(&input.grad(&of_fused).unwrap(), &input.grad(&of_plain).unwrap());
+            assert!(error < 5e-6, "gradient: {error}");
+        }
+    }
+
+    #[test]
     fn several_targets_may_share_a_row() {
         compare(4, 50, &[2, 0, 2, 2, 3], &[1, 2, 3, 1, 49]);
     }
@@ -236,7 +288,8 @@ mod tests {
             };
             let vocabulary = Vocabulary { size: vocab, first, exchange: &exchange };
             let scores =
-                linear_cross_entropy_part(hidden.clone(), own.clone(), &vocabulary, &rows, &targets).unwrap();
+                linear_cross_entropy_part(hidden.clone(), own.clone(), &vocabulary, &rows, &targets, None)
+                    .unwrap();
             assert!(relative_error(&scores.logps, &whole.logps) < 1e-6);
             assert!(relative_error(&scores.entropy, &whole.entropy) < 2e-6);
             assert_eq!(to_vec(&scores.correct), to_vec(&whole.correct));

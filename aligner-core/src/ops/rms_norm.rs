@@ -15,14 +15,27 @@ const TASK_ROWS: usize = 64;
 /// # Errors
 /// [`Error::Shape`] where the weight does not have the rows' length.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Result<Tensor<2>> {
+    normed(x, weight, 0.0, epsilon)
+}
+
+/// As [`rms_norm`], scaled by one more than the weight, as in Gemma.
+///
+/// # Errors
+/// Those of [`rms_norm`].
+pub fn rms_norm_plus_one(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Result<Tensor<2>> {
+    normed(x, weight, 1.0, epsilon)
+}
+
+fn normed(x: Tensor<2>, weight: Tensor<1>, offset: f32, epsilon: f32) -> Result<Tensor<2>> {
     let [tokens, hidden] = x.dims();
     if weight.dims() != [hidden] {
         return Err(Error::shape("weight of an RMSNorm", format!("[{hidden}]"), &weight.dims()));
     }
     if !on_host(&x) {
+        let weight = if offset == 0.0 { weight } else { weight + offset };
         return Ok(reference(x, weight, epsilon));
     }
-    let kernel = RmsNorm { tokens, hidden, epsilon };
+    let kernel = RmsNorm { tokens, hidden, offset, epsilon };
     Ok(run(kernel, vec![x.into_dispatch(), weight.into_dispatch()]))
 }
 
@@ -36,33 +49,43 @@ pub fn reference(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Tensor<2> {
 struct RmsNorm {
     tokens: usize,
     hidden: usize,
+    /// Added to the weight.
+    offset: f32,
     epsilon: f32,
 }
 
 vectorized! {
-    /// Each row of x over its root mean square, times the weight.
-    pub(super) fn normalize(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    /// Each row of x over its root mean square, times the weight plus an offset.
+    pub(super) fn normalize(x: &[f32], weight: &[f32], offset: f32, epsilon: f32, out: &mut [f32]) {
         let hidden = weight.len();
         for (x, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
             let scale = inverse_rms(x, epsilon);
             for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-                *out = x * scale * weight;
+                *out = x * scale * (weight + offset);
             }
         }
     }
 }
 
 vectorized! {
-    fn backward_rows(x: &[f32], weight: &[f32], grad: &[f32], epsilon: f32, of_x: &mut [f32], of_weight: &mut [f32]) {
+    fn backward_rows(
+        x: &[f32],
+        weight: &[f32],
+        grad: &[f32],
+        offset: f32,
+        epsilon: f32,
+        of_x: &mut [f32],
+        of_weight: &mut [f32],
+    ) {
         let hidden = weight.len();
         let of_weight = &mut of_weight[..hidden];
         let rows = x.chunks_exact(hidden).zip(grad.chunks_exact(hidden)).zip(of_x.chunks_exact_mut(hidden));
         for ((x, grad), of_x) in rows {
             let scale = inverse_rms(x, epsilon);
-            let along = lane_sum(hidden, |i| grad[i] * weight[i] * x[i]);
+            let along = lane_sum(hidden, |i| grad[i] * (weight[i] + offset) * x[i]);
             let along = along * scale * scale * scale / hidden as f32;
             for i in 0..hidden {
-                of_x[i] = grad[i] * weight[i] * scale - x[i] * along;
+                of_x[i] = grad[i] * (weight[i] + offset) * scale - x[i] * along;
                 of_weight[i] += grad[i] * x[i] * scale;
             }
         }
@@ -86,7 +109,7 @@ impl Kernel for RmsNorm {
         let mut out = unfilled(x.len());
         let task = TASK_ROWS * self.hidden;
         (out.par_chunks_mut(task).zip(x.par_chunks(task)))
-            .for_each(|(out, x)| normalize(x, weight, self.epsilon, out));
+            .for_each(|(out, x)| normalize(x, weight, self.offset, self.epsilon, out));
         out
     }
 
@@ -99,7 +122,7 @@ impl Kernel for RmsNorm {
         (of_x.par_chunks_mut(task).zip(x.par_chunks(task)))
             .zip(grad.par_chunks(task).zip(partial.par_chunks_mut(self.hidden)))
             .for_each(|((of_x, x), (grad, of_weight))| {
-                backward_rows(x, weight, grad, self.epsilon, of_x, of_weight);
+                backward_rows(x, weight, grad, self.offset, self.epsilon, of_x, of_weight);
             });
         let mut of_weight = vec![0.0; self.hidden];
         partial.chunks_exact(self.hidden).for_each(|part| add(&mut of_weight, part));
@@ -118,18 +141,27 @@ mod tests {
     #[test]
     fn values_and_gradients_match_the_composition() {
         for [tokens, hidden] in [[1, 5], [7, 64], [150, 37]] {
-            let (x, weight) = (leaf([tokens, hidden], 1), leaf([hidden], 2));
-            let fused = rms_norm(x.clone(), weight.clone(), 1e-5).unwrap();
-            let plain = reference(x.clone(), weight.clone(), 1e-5);
-            assert!(relative_error(&fused, &plain) < 1e-6);
-            let of_fused = weighted_sum(fused, 3).backward();
-            let of_plain = weighted_sum(plain, 3).backward();
-            for (got, expected) in [
-                (x.grad(&of_fused).unwrap().reshape([-1]), x.grad(&of_plain).unwrap().reshape([-1])),
-                (weight.grad(&of_fused).unwrap(), weight.grad(&of_plain).unwrap()),
-            ] {
-                assert!(relative_error::<1>(&got, &expected) < 2e-6);
-            }
+            compare([tokens, hidden], rms_norm, 0.0);
+            compare([tokens, hidden], rms_norm_plus_one, 1.0);
+        }
+    }
+
+    fn compare(
+        shape: [usize; 2],
+        norm: impl Fn(Tensor<2>, Tensor<1>, f32) -> Result<Tensor<2>>,
+        offset: f32,
+    ) {
+        let (x, weight) = (leaf(shape, 1), leaf([shape[1]], 2));
+        let fused = norm(x.clone(), weight.clone(), 1e-5).unwrap();
+        let plain = reference(x.clone(), weight.clone() + offset, 1e-5);
+        assert!(relative_error(&fused, &plain) < 1e-6);
+        let of_fused = weighted_sum(fused, 3).backward();
+        let of_plain = weighted_sum(plain, 3).backward();
+        for (got, expected) in [
+            (x.grad(&of_fused).unwrap().reshape([-1]), x.grad(&of_plain).unwrap().reshape([-1])),
+            (weight.grad(&of_fused).unwrap(), weight.grad(&of_plain).unwrap()),
+        ] {
+            assert!(relative_error::<1>(&got, &expected) < 2e-6);
         }
     }
 

@@ -87,6 +87,32 @@ pub(crate) fn exp(x: f32) -> f32 {
     p * scale
 }
 
+/// tanh x with a relative error below 4e-7.
+///
+/// Cephes' `tanhf`: an odd polynomial up to 0.625, `1 - 2 / (e^2x + 1)` above.
+#[inline(always)]
+#[expect(clippy::excessive_precision, reason = "the published coefficients")]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let p = -5.704_988_727_45e-3;
+    let p = p * square + 2.063_908_879_54e-2;
+    let p = p * square - 5.373_971_555_31e-2;
+    let p = p * square + 1.333_144_220_36e-1;
+    let p = p * square - 3.333_328_194_22e-1;
+    let near = p * square * x + x;
+    let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
+    if x.abs() < 0.625 { near } else { far }
+}
+
+vectorized! {
+    /// Replaces each value by `cap tanh(value / cap)`.
+    pub(crate) fn softcap(values: &mut [f32], cap: f32) {
+        for value in values {
+            *value = cap * tanh(*value / cap);
+        }
+    }
+}
+
 vectorized! {
     /// Replaces each value by `e^(value - shift)` and returns their sum.
     pub(crate) fn exp_sum(values: &mut [f32], shift: f32) -> f32 {
@@ -178,6 +204,15 @@ mod tests {
             }
             let (got, expected) = (f64::from(exp(x)), f64::from(x).exp());
             assert!((got / expected - 1.0).abs() < 2.5e-7, "exp({x}) = {got}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_a_few_ulps_of_the_library() {
+        for i in -12_000..12_000 {
+            let x = i as f32 / 1000.0 + 0.000_13;
+            let (got, expected) = (f64::from(tanh(x)), f64::from(x).tanh());
+            assert!((got / expected - 1.0).abs() < 4e-7, "tanh({x}) = {got}, not {expected}");
         }
     }
 

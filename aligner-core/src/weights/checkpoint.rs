@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
+use rayon::prelude::*;
+
 use super::gguf::{Gguf, LlamaNames};
 use super::safetensors_file::SafetensorsFile;
 use super::unique::UniqueMap;
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, ParamSpec};
 use crate::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
@@ -135,6 +137,33 @@ impl Checkpoint {
         }
         Ok(self.read(name)?.1)
     }
+
+    /// A model's parameter, in the shape that the model has it. Where there is none of its name, it may stand
+    /// under the name without what all the family's begin with.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_shaped`].
+    pub fn read_parameter(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
+        let short = spec.name.split_once('.').map_or("", |(_, rest)| rest);
+        let is_short = self.shape(&spec.name).is_none() && self.shape(short).is_some();
+        let name = if is_short { short } else { &spec.name };
+        match spec.shape.as_slice() {
+            &[outputs, inputs] if spec.transposed => {
+                Ok(transposed(&self.read_shaped(name, &[inputs, outputs])?, outputs))
+            }
+            shape => self.read_shaped(name, shape),
+        }
+    }
+}
+
+/// A row-major matrix of so many columns, transposed.
+pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns.max(1);
+    let mut out = vec![0.0; values.len()];
+    out.par_chunks_mut(rows.max(1)).enumerate().for_each(|(column, out)| {
+        out.iter_mut().enumerate().for_each(|(row, out)| *out = values[row * columns + column]);
+    });
+    out
 }
 
 #[derive(serde::Deserialize)]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::atomic_write;
 use super::safetensors_file::SafetensorsFile;
 use super::save::{NamedTensor, SaveDtype, check_values, write_json, write_tensors};
-use crate::model::{Adapter, AdapterModule, Llama, LoraConfig, ModelConfig, Targets};
+use crate::model::{Adapter, AdapterModule, LoraConfig, ModelConfig, Targets};
 use crate::model::{LORA_A, LORA_B, LORA_MAGNITUDE};
 use crate::{Error, ParamSet, Result};
 use config::PeftConfig;
@@ -90,7 +90,11 @@ impl AdapterCheckpoint {
     /// [`Error::Format`] or [`Error::Shape`] names a linear that the model does not have or has in another
     /// shape, a rank other than the settings say, and a linear that they name and the file lacks.
     pub fn adapter(&self, model: &ModelConfig) -> Result<Adapter> {
-        let linears = Llama::linears(model);
+        let linears = model.linears();
+        if self.config.transposed && !model.has_transposed_weights() {
+            let message = "fan_in_fan_out: expected it to be off: the base's weights are not transposed";
+            return Err(Error::format(self.path.join(CONFIG), message));
+        }
         let config = &self.config.lora;
         let wrong = |message: String| Err(Error::format(self.path.join(TENSORS), message));
         let names: BTreeSet<&str> = self.stored.keys().filter_map(|name| module_of(name)).collect();
@@ -203,7 +207,7 @@ fn peft_json(adapter: &Adapter, model: &ModelConfig, base: &str) -> Value {
         "alpha_pattern": alphas.collect::<serde_json::Map<_, _>>(),
         "base_model_name_or_path": base,
         "bias": "none",
-        "fan_in_fan_out": false,
+        "fan_in_fan_out": model.has_transposed_weights(),
         "inference_mode": true,
         "init_lora_weights": true,
         "layers_pattern": null,
@@ -238,7 +242,7 @@ fn target_modules(adapter: &Adapter, model: &ModelConfig) -> Vec<String> {
         }
     }
     let short = Targets::Names(kinds.clone());
-    let reached = Llama::linears(model).iter().filter(|(name, _)| short.hold(name)).count();
+    let reached = model.linears().iter().filter(|(name, _)| short.hold(name)).count();
     if reached == adapter.modules.len() {
         kinds
     } else {

@@ -97,7 +97,7 @@ fn what_is_not_supported_is_refused_by_its_key() {
         (json!({"peft_type": "LOHA"}), &["peft_type: expected \"LORA\""][..]),
         (json!({"bias": "all"}), &["bias: expected \"none\""]),
         (json!({"lora_bias": true}), &["lora_bias"]),
-        (json!({"fan_in_fan_out": true}), &["fan_in_fan_out"]),
+        (json!({"fan_in_fan_out": "yes"}), &["fan_in_fan_out"]),
         (json!({"modules_to_save": ["embed_tokens"]}), &["modules_to_save: expected null or [\"score\"]"]),
         (json!({"init_lora_weights": "pissa"}), &["init_lora_weights", "pissa"]),
         (json!({"layer_replication": [[0, 2]]}), &["layer_replication"]),
@@ -121,6 +121,11 @@ fn what_is_not_supported_is_refused_by_its_key() {
         json!({"a_method_of_tomorrow": null, "qalora_group_size": 16, "megatron_core": "megatron.core"});
     edit(dir.path(), &idle);
     assert!(AdapterCheckpoint::open(dir.path()).is_ok());
+    saved(dir.path());
+    edit(dir.path(), &json!({"fan_in_fan_out": true}));
+    let file = AdapterCheckpoint::open(dir.path()).unwrap();
+    let message = model(2).with_adapter_from(&file).unwrap_err().to_string();
+    assert!(message.contains("fan_in_fan_out") && message.contains(CONFIG), "{message}");
 }
 
 #[test]

@@ -5,17 +5,18 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::atomic_write;
+use super::checkpoint::transposed;
 use super::safetensors_file::SafetensorsFile;
-use crate::model::ModelConfig;
+use crate::model::{CausalLm, ModelConfig, ParamSpec};
 use crate::ops::host::with_slice;
-use crate::{Error, ParamSet, Result};
+use crate::{Error, Param, ParamSet, Result};
 
 /// Most bytes of tensors in one file, as in `huggingface_hub`.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -109,11 +110,9 @@ fn save_sharded(
     shard_bytes: usize,
 ) -> Result<()> {
     let tied = config.tie_embeddings && config.num_labels.is_none();
-    let tensors: Vec<NamedTensor<'_>> = params
-        .iter()
-        .filter(|param| !(tied && param.name == "lm_head.weight"))
-        .map(|param| NamedTensor { name: &param.name, shape: &param.shape, value: &param.value })
-        .collect();
+    let turned = as_stored(config, params);
+    let written = params.iter().filter(|param| !(tied && param.name == "lm_head.weight"));
+    let tensors: Vec<NamedTensor<'_>> = written.map(|param| named(param, &turned)).collect();
     check_values(dir, &tensors, dtype)?;
     std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let shards = plan_shards(&tensors, dtype, shard_bytes);
@@ -136,6 +135,30 @@ fn save_sharded(
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(&stale)(error)),
         _ => Ok(()),
     }
+}
+
+/// Parameters as files have them, by name.
+type Turned = BTreeMap<String, (Vec<usize>, Tensor<1>)>;
+
+fn named<'a>(param: &'a Param, turned: &'a Turned) -> NamedTensor<'a> {
+    let (shape, value) =
+        turned.get(&param.name).map_or((&param.shape, &param.value), |(shape, value)| (shape, value));
+    NamedTensor { name: &param.name, shape, value }
+}
+
+/// The parameters that files have transposed, as files have them.
+fn as_stored(config: &ModelConfig, params: &ParamSet) -> Turned {
+    if !config.has_transposed_weights() {
+        return Turned::new();
+    }
+    let turned = |spec: ParamSpec| {
+        let param = params.by_name(&spec.name).filter(|_| spec.transposed)?;
+        let values = with_slice(&param.value, |values| transposed(values, param.shape[1]));
+        let data = TensorData::new(values, [param.elements()]);
+        let value = Tensor::from_data(data, &param.value.device());
+        Some((spec.name, (param.shape.iter().rev().copied().collect(), value)))
+    };
+    CausalLm::parameters(config).into_iter().filter_map(turned).collect()
 }
 
 /// Writes `f32` tensors, bit for bit, with string metadata.

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use aligner_core::Result;
 use aligner_core::Sampling;
-use aligner_core::ops::AttentionShape;
 use aligner_core::ops::cube::{
-    self, Accelerator, Buffer, DrawSettings, KvPages, Matrix, Qkv, Tiles, draw_rows, gate_rows, norm_rows,
-    paged_attention, rotate_and_write,
+    self, Accelerator, Buffer, DrawSettings, KvPages, Matrix, Qkv, RowNorm, Tiles, draw_rows, gate_rows,
+    norm_rows, paged_attention, rotate_and_write,
 };
 use aligner_core::ops::rows::{self, F32, PAGE, PagedKv, Product, Span, Weight, page_elements, write_kv};
+use aligner_core::ops::{Activation, AttentionShape};
 use aligner_core::rng::Rng;
 use aligner_infer::{Distribution, Row, Sampler, Seen};
 use serde_json::json;
@@ -64,10 +64,7 @@ pub(crate) fn check(device: &Accelerator) -> Result<bool> {
         ok &= products(device, rows, inputs, outputs)?;
     }
     ok &= norm_and_gate(device, 9, 2048)?;
-    for shape in [
-        AttentionShape { heads: 32, kv_heads: 8, head_dim: 64, scale: 0.125 },
-        AttentionShape { heads: 8, kv_heads: 1, head_dim: 128, scale: 0.09 },
-    ] {
+    for shape in [AttentionShape::new(32, 8, 64, 0.125), AttentionShape::new(8, 1, 128, 0.09)] {
         ok &= attention(device, shape)?;
     }
     Ok(ok & draws(device)?)
@@ -89,12 +86,12 @@ fn products(device: &Accelerator, rows: usize, inputs: usize, outputs: usize) ->
 fn norm_and_gate(device: &Accelerator, rows: usize, hidden: usize) -> Result<bool> {
     let (x, weight) = (values(rows * hidden, 1), values(hidden, 2));
     let mut normed = vec![0.0; x.len()];
-    rows::norm_rows(&x, &weight, 1e-5, &mut normed);
+    rows::norm_rows(&x, rows::RowNorm::Rms(&weight, 0.0), 1e-5, &mut normed);
     let mut gated = x.clone();
-    rows::gate_rows(&mut gated, &normed);
+    rows::gate_rows(&mut gated, &normed, Activation::Silu);
     let (x, weight, up) = (device.upload(&x), device.upload(&weight), device.upload(&normed));
-    let norm = compare(device, "norm", &normed, || norm_rows(device, &x, &weight, 1e-5))?;
-    Ok(norm & compare(device, "gate", &gated, || gate_rows(device, &x, &up))?)
+    let norm = compare(device, "norm", &normed, || norm_rows(device, &x, RowNorm::Rms(&weight, 0.0), 1e-5))?;
+    Ok(norm & compare(device, "gate", &gated, || gate_rows(device, &x, &up, Activation::Silu))?)
 }
 
 /// Rotation, the writing of keys and values, and attention to many positions.
@@ -136,14 +133,14 @@ fn attention(device: &Accelerator, shape: AttentionShape) -> Result<bool> {
     })?;
     let tiles = Tiles::new(device, (&spans, &table), shape)?;
     ok &= compare(device, &name("prefill attention"), &expected, || {
-        paged_attention(device, &rotated, &pages, &tiles)
+        paged_attention(device, &rotated, &pages, &tiles, shape)
     })?;
     let last = Span { rows: 0..1, position: len - 1, pages: 0..count };
     let tiles = Tiles::new(device, (&[last], &table), shape)?;
     let row = device.upload(&device.read(&rotated)?[(len - 1) * columns..]);
     let expected = &expected[(len - 1) * columns..];
     ok &= compare(device, &name("decode attention"), expected, || {
-        paged_attention(device, &row, &pages, &tiles)
+        paged_attention(device, &row, &pages, &tiles, shape)
     })?;
     Ok(ok)
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::ops::{Plan, Run, trees};
+use aligner_core::ops::{Keys, Plan, Run, trees};
 use aligner_core::{Error, Result, Segment};
 
 /// Consecutive rows of a segment that one rank computes.
@@ -14,6 +14,8 @@ struct Piece {
     rows: Range<usize>,
     /// Where they begin among the rank's own.
     start: usize,
+    /// The first one's position in its sequence.
+    position: usize,
 }
 
 impl Piece {
@@ -68,11 +70,12 @@ impl Partition {
     pub(super) fn plan(&self, rank: usize, owner: usize) -> Plan {
         let mut by_tree = vec![Vec::new(); self.trees.iter().max().map_or(0, |last| last + 1)];
         for piece in &self.pieces[rank] {
-            let mut run = Run { queries: piece.own_rows(), seen: Vec::new(), own: None };
+            let (queries, position) = (piece.own_rows(), piece.position);
+            let mut run = Run { queries, position, seen: Vec::new(), own: None };
             for keys in &self.pieces[owner] {
                 let is_earlier = keys.segment == piece.segment && keys.rows.end <= piece.rows.start;
                 if is_earlier || self.ancestors[piece.segment].contains(&keys.segment) {
-                    run.seen.push(keys.own_rows());
+                    run.seen.push(Keys { rows: keys.own_rows(), position: keys.position });
                 } else if keys.rows == piece.rows {
                     run.own = Some(keys.start);
                 }
@@ -91,7 +94,7 @@ fn zigzag(segments: &[Segment], ranks: usize) -> Vec<Vec<Piece>> {
         let bound = |chunk: usize| segment.start + chunk * segment.len / chunks;
         for chunk in 0..chunks {
             let place = chunk.min(chunks - 1 - chunk);
-            give(&mut pieces[(place + index) % ranks], index, bound(chunk)..bound(chunk + 1));
+            give(&mut pieces[(place + index) % ranks], (index, segment), bound(chunk)..bound(chunk + 1));
         }
     }
     pieces
@@ -104,18 +107,19 @@ fn runs(segments: &[Segment], tokens: usize, ranks: usize) -> Vec<Vec<Piece>> {
         let own = rank * tokens / ranks..(rank + 1) * tokens / ranks;
         for (index, segment) in segments.iter().enumerate() {
             let rows = segment.rows();
-            give(pieces, index, rows.start.max(own.start)..rows.end.min(own.end));
+            give(pieces, (index, segment), rows.start.max(own.start)..rows.end.min(own.end));
         }
     }
     pieces
 }
 
-fn give(pieces: &mut Vec<Piece>, segment: usize, rows: Range<usize>) {
+fn give(pieces: &mut Vec<Piece>, (index, segment): (usize, &Segment), rows: Range<usize>) {
     if rows.is_empty() {
         return;
     }
     let start = pieces.last().map_or(0, |piece| piece.own_rows().end);
-    pieces.push(Piece { segment, rows, start });
+    let position = segment.position + rows.start - segment.start;
+    pieces.push(Piece { segment: index, rows, start, position });
 }
 
 #[cfg(test)]
@@ -146,7 +150,7 @@ mod tests {
         for run in plan.trees.into_iter().flatten() {
             for (at, query) in run.queries.clone().enumerate() {
                 let own = run.own.map_or(0..0, |own| own..own + at + 1);
-                let rows = run.seen.iter().cloned().flatten().chain(own);
+                let rows = run.seen.iter().flat_map(|keys| keys.rows.clone()).chain(own);
                 all.push((queries[query], rows.map(|row| keys[row]).collect()));
             }
         }

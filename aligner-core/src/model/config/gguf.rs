@@ -2,9 +2,13 @@
 
 use serde_json::Value;
 
-use super::{Llama3Scaling, MODEL_TYPES, ModelConfig, RopeConfig};
+use super::{Llama3Scaling, ModelConfig, RopeConfig};
+use crate::model::Family;
 use crate::weights::Gguf;
 use crate::{Error, Result};
+
+/// The architectures that are read from GGUF files.
+const ARCHITECTURES: [&str; 1] = ["llama"];
 
 /// Largest relative difference between a stored frequency divisor and the computed one.
 const DIVISOR_TOLERANCE: f32 = 1e-4;
@@ -17,14 +21,15 @@ impl ModelConfig {
     /// change the model in a way that is not supported, all at once.
     pub fn from_gguf(file: &Gguf) -> Result<Self> {
         let architecture = file.text("general.architecture")?.unwrap_or("");
-        if !MODEL_TYPES.contains(&architecture) {
-            let known = MODEL_TYPES.join(", ");
+        let known = ARCHITECTURES.contains(&architecture).then(|| Family::of(architecture)).flatten();
+        let Some(family) = known else {
+            let known = ARCHITECTURES.join(", ");
             let message =
                 format!("architecture {architecture:?} is not supported; known model types: {known}");
             return Err(Error::format(file.path(), message));
-        }
+        };
         let mut keys = Keys { file, architecture, problems: Vec::new() };
-        let config = read(&mut keys)?;
+        let config = read(family, &mut keys)?;
         let mut problems = keys.problems;
         problems.extend(config.problems());
         if problems.is_empty() { Ok(config) } else { Err(Error::format(file.path(), problems.join("; "))) }
@@ -83,7 +88,7 @@ impl Keys<'_> {
     }
 }
 
-fn read(keys: &mut Keys<'_>) -> Result<ModelConfig> {
+fn read(family: &'static Family, keys: &mut Keys<'_>) -> Result<ModelConfig> {
     keys.refuse_changed_mathematics()?;
     let file = keys.file;
     let hidden_size = keys.size("embedding_length")?;
@@ -101,7 +106,7 @@ fn read(keys: &mut Keys<'_>) -> Result<ModelConfig> {
     }
     let has = |name: &str| file.shape(name).is_some();
     Ok(ModelConfig {
-        model_type: keys.architecture.to_string(),
+        family,
         vocab_size: embedding.and_then(|shape| shape.first().copied()).unwrap_or(1),
         hidden_size,
         intermediate_size: keys.size("feed_forward_length")?,
@@ -112,8 +117,16 @@ fn read(keys: &mut Keys<'_>) -> Result<ModelConfig> {
         max_positions: keys.size("context_length")?,
         rms_norm_eps: file.number(&keys.full("attention.layer_norm_rms_epsilon"))?.unwrap_or(1e-5),
         rope: read_rope(keys, head_dim)?,
+        local_rope: None,
+        window: None,
+        local_layers: Vec::new(),
+        attention_scale: None,
+        attention_softcap: None,
+        logit_softcap: None,
+        experts: None,
         tie_embeddings: !has("output.weight"),
         attention_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_gate.bias"),
         bos_token_id: file.token("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: end_tokens(file)?,

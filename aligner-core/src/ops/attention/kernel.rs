@@ -9,7 +9,7 @@ use super::AttentionShape;
 use super::plan::{Plan, Run};
 use crate::ops::gemm::{Mat, Output, gemm_at, gemm_serial};
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, Shared, unfilled};
-use crate::ops::simd::{self, add, dot, exp, vectorized};
+use crate::ops::simd::{self, add, dot, exp, tanh, vectorized};
 
 /// Query rows and keys of a tile.
 const QUERIES: usize = 48;
@@ -52,13 +52,22 @@ struct Tile {
     /// The key row that is the first query's own, where the keys are the queries' own run: each row
     /// then sees them up to itself.
     own: Option<usize>,
+    /// Positions of the first query and of the first key, and how many tokens a token sees; none without a
+    /// window.
+    window: Option<[usize; 3]>,
 }
 
 impl Tile {
-    /// How many of the tile's keys its `row`-th query sees.
-    fn visible(&self, row: usize) -> usize {
-        let Some(own) = self.own else { return self.keys.len() };
-        (own + row + 1).saturating_sub(self.keys.start).min(self.keys.len())
+    /// Which of the tile's keys its `row`-th query sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let end = match self.own {
+            Some(own) => (own + row + 1).saturating_sub(self.keys.start).min(self.keys.len()),
+            None => self.keys.len(),
+        };
+        let before = self
+            .window
+            .map_or(0, |[query, key, window]| (query + row + 1).saturating_sub(window).saturating_sub(key));
+        before.min(end)..end
     }
 }
 
@@ -74,20 +83,26 @@ impl AttentionPart {
     }
 
     /// Calls `visit` for each block of a run's queries with the tiles of keys that it sees.
-    fn blocks(run: &Run, mut visit: impl FnMut(Range<usize>, &[Tile])) {
+    fn blocks(&self, run: &Run, mut visit: impl FnMut(Range<usize>, &[Tile])) {
         for start in run.queries.clone().step_by(QUERIES) {
             let queries = start..(start + QUERIES).min(run.queries.end);
-            let seen = run.seen.iter().map(|keys| (keys.clone(), None));
+            let position = run.position + start - run.queries.start;
+            let first_seen = self.shape.first_seen(position);
+            let seen = run.seen.iter().map(|keys| (keys.rows.clone(), keys.position, None));
             let own = run.own.map(|own| {
                 let keys = own..own + (queries.end - run.queries.start);
-                (keys, Some(own + (queries.start - run.queries.start)))
+                (keys, run.position, Some(own + (queries.start - run.queries.start)))
             });
             let mut tiles = Vec::new();
-            for (keys, own) in seen.chain(own) {
-                tiles.extend(keys.clone().step_by(KEYS).map(|first| Tile {
+            for (keys, of_keys, own) in seen.chain(own) {
+                // Tiles that lie before the window of all queries: cut off whole, so that a row's sums have
+                // the same shape wherever its block of queries begins.
+                let skipped = first_seen.saturating_sub(of_keys) / KEYS * KEYS;
+                tiles.extend((keys.start + skipped..keys.end).step_by(KEYS).map(|first| Tile {
                     queries: queries.clone(),
                     keys: first..(first + KEYS).min(keys.end),
                     own,
+                    window: self.shape.window.map(|window| [position, of_keys + first - keys.start, window]),
                 }));
             }
             visit(queries, &tiles);
@@ -118,7 +133,7 @@ impl AttentionPart {
     }
 
     fn forward_block(&self, inputs: [&[f32]; 3], head: usize, tiles: &[Tile], rows: &mut Rows) {
-        let AttentionShape { heads, kv_heads, head_dim, scale } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
         let kv_head = self.kv_head(head);
         for tile in tiles {
             let width = tile.keys.len();
@@ -128,10 +143,16 @@ impl AttentionPart {
             let scores = &mut rows.scores[..tile.queries.len() * width];
             gemm_serial(scale, queries, keys.t(), scores, width, Output::Overwrite);
             for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
-                let (seen, hidden) = scores.split_at_mut(tile.visible(row));
-                hidden.fill(0.0);
+                let visible = tile.visible(row);
+                let (seen, after) = scores.split_at_mut(visible.end);
+                let (before, seen) = seen.split_at_mut(visible.start);
+                before.fill(0.0);
+                after.fill(0.0);
                 if seen.is_empty() {
                     continue;
+                }
+                if let Some(cap) = self.shape.softcap {
+                    simd::softcap(seen, cap);
                 }
                 let largest = rows.largest[row].max(simd::max(seen));
                 let correction = (rows.largest[row] - largest).exp();
@@ -184,6 +205,20 @@ vectorized! {
     }
 }
 
+vectorized! {
+    /// The same where the scores are capped: the cap's slope is one less the square of its tanh. `row` is
+    /// log-sum, along, scale and cap.
+    fn backward_capped_row(scores: &mut [f32], grads: &mut [f32], row: [f32; 4]) {
+        let [log_sum, along, scale, cap] = row;
+        for (score, grad) in scores.iter_mut().zip(grads) {
+            let tanh = tanh(*score / cap);
+            let p = exp(cap * tanh - log_sum);
+            *score = p;
+            *grad = p * (*grad - along) * (1.0 - tanh * tanh) * scale;
+        }
+    }
+}
+
 impl AttentionPart {
     /// What the queries get from the keys; `inputs` are q, k and v.
     pub fn forward(&self, inputs: [&[f32]; 3]) -> Attended {
@@ -195,7 +230,7 @@ impl AttentionPart {
         self.tasks().into_par_iter().for_each(|(tree, head)| {
             let mut rows = Rows::new(head_dim);
             for run in tree {
-                Self::blocks(run, |block, tiles| {
+                self.blocks(run, |block, tiles| {
                     rows.reset();
                     self.forward_block(inputs, head, tiles, &mut rows);
                     for (row, token) in block.enumerate() {
@@ -207,7 +242,7 @@ impl AttentionPart {
                             )
                         };
                         // Without a key both are zero: what is divided then stays 0.
-                        let sum = if tiles.is_empty() { 1.0 } else { rows.sum[row] };
+                        let sum = if rows.sum[row] > 0.0 { rows.sum[row] } else { 1.0 };
                         for (out, value) in out.iter_mut().zip(&rows.out[row * head_dim..]) {
                             *out = value / sum;
                         }
@@ -229,7 +264,7 @@ impl AttentionPart {
         log_sums: &[f32],
         grad: &[f32],
     ) -> [Vec<f32>; 3] {
-        let AttentionShape { heads, kv_heads, head_dim, scale } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
         let (rows, keys) = (self.plan.queries, self.plan.keys);
         // Each query head sums its own gradients of keys and values; heads of a group are added
         // afterwards, in order.
@@ -239,7 +274,7 @@ impl AttentionPart {
             let kv_head = self.kv_head(head);
             let (mut scores, mut of_scores) = (unfilled(QUERIES * KEYS), unfilled(QUERIES * KEYS));
             for run in tree {
-                Self::blocks(run, |queries, tiles| {
+                self.blocks(run, |queries, tiles| {
                     let q = self.head(inputs[0], &queries, head, heads);
                     let of_out = self.head(grad, &queries, head, heads);
                     let along: Vec<f32> = (queries.clone())
@@ -256,11 +291,18 @@ impl AttentionPart {
                         let pairs = scores.chunks_exact_mut(width).zip(of_scores.chunks_exact_mut(width));
                         for (row, (scores, of_scores)) in pairs.enumerate() {
                             let visible = tile.visible(row);
-                            scores[visible..].fill(0.0);
-                            of_scores[visible..].fill(0.0);
+                            for hidden in [0..visible.start, visible.end..width] {
+                                scores[hidden.clone()].fill(0.0);
+                                of_scores[hidden].fill(0.0);
+                            }
                             let log_sum = log_sums[head * rows + queries.start + row];
-                            let (seen, of_seen) = (&mut scores[..visible], &mut of_scores[..visible]);
-                            backward_row(seen, of_seen, log_sum, along[row], scale);
+                            let (seen, of_seen) = (&mut scores[visible.clone()], &mut of_scores[visible]);
+                            match self.shape.softcap {
+                                None => backward_row(seen, of_seen, log_sum, along[row], scale),
+                                Some(cap) => {
+                                    backward_capped_row(seen, of_seen, [log_sum, along[row], scale, cap]);
+                                }
+                            }
                         }
                         let probabilities = Mat::new(scores, queries.len(), width);
                         let of_scores = Mat::new(of_scores, queries.len(), width);

@@ -10,10 +10,21 @@ use crate::Segment;
 pub struct Run {
     /// The rows of q.
     pub queries: Range<usize>,
-    /// Rows of k and v that all of them see.
-    pub seen: Vec<Range<usize>>,
+    /// The first one's position in its sequence.
+    pub position: usize,
+    /// Rows of k and v that all of them see, or as much of them as is in their window.
+    pub seen: Vec<Keys>,
     /// Where in k and v their own rows begin: each query sees those up to its own.
     pub own: Option<usize>,
+}
+
+/// Consecutive rows of k and v.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// The first one's position in its sequence.
+    pub position: usize,
 }
 
 /// The runs of an attention. Runs that share keys are in one tree, in any order: trees are computed
@@ -33,9 +44,10 @@ impl Plan {
     pub fn new(segments: &[Segment]) -> Self {
         let mut trees = vec![Vec::new(); trees(segments).iter().max().map_or(0, |last| last + 1)];
         for (index, tree) in self::trees(segments).into_iter().enumerate() {
-            let seen = ancestors(segments, index).into_iter().map(|at| segments[at].rows()).collect();
-            let queries = segments[index].rows();
-            trees[tree].push(Run { own: Some(queries.start), queries, seen });
+            let keys = |at: usize| Keys { rows: segments[at].rows(), position: segments[at].position };
+            let seen = ancestors(segments, index).into_iter().map(keys).collect();
+            let Keys { rows: queries, position } = keys(index);
+            trees[tree].push(Run { own: Some(queries.start), queries, position, seen });
         }
         let tokens = segments.iter().map(|segment| segment.len).sum();
         Self { trees, queries: tokens, keys: tokens }

@@ -21,6 +21,8 @@ pub const SPAN: usize = 4 * PAGE;
 const LINES: usize = 16;
 /// Bytes of partial results at most; a batch of more is cut.
 const PARTIAL_BYTES: usize = 1 << 28;
+/// More positions than a cache has; sums with it fit 32 bits.
+const NO_WINDOW: usize = 1 << 30;
 /// A masked score: its exponential is set to 0.
 const MASKED: f32 = -1e30;
 
@@ -103,7 +105,8 @@ impl Tiles {
 }
 
 /// `softmax(scale q k^T) v` for the rows of all tiles: q and the result are `[rows, heads * head_dim]`. A row
-/// sees the positions up to its own.
+/// sees the positions up to its own, from the first one in the window of `shape` on; heads and widths are those
+/// of the tiles.
 ///
 /// # Errors
 /// [`Error::Shape`] where the queries are not the tiles' rows, [`Error::Invalid`] where a page is not there.
@@ -112,20 +115,24 @@ pub fn paged_attention(
     q: &Buffer<f32>,
     pages: &KvPages,
     tiles: &Tiles,
+    shape: AttentionShape,
 ) -> Result<Buffer<f32>> {
-    let shape = tiles.shape;
-    let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = tiles.shape;
+    let AttentionShape { scale, softcap, window, .. } = shape;
+    // No window is one that no cache fills.
+    let (window, capped) = (window.unwrap_or(NO_WINDOW).min(NO_WINDOW), softcap.is_some());
+    let cap = softcap.unwrap_or(1.0);
     let columns = heads * head_dim;
     if q.len() != tiles.rows * columns {
         return Err(Error::shape("queries", format!("[{}, {columns}]", tiles.rows), &[q.len()]));
     }
-    if tiles.pages > pages.pages(shape) {
-        let (page, has) = (tiles.pages - 1, pages.pages(shape));
+    if tiles.pages > pages.pages(tiles.shape) {
+        let (page, has) = (tiles.pages - 1, pages.pages(tiles.shape));
         return Err(Error::Invalid(format!("page {page} of a cache of {has} pages")));
     }
     let out = device.empty(q.len());
     let units = device.units(if head_dim > 64 { 128 } else { 64 });
-    let group = group_of(shape);
+    let group = group_of(tiles.shape);
     for cut in &tiles.cuts {
         let partial = device.empty::<f32>(cut.rows * heads * cut.spans * head_dim);
         let stats = device.empty::<f32>(cut.rows * heads * cut.spans * 2);
@@ -145,6 +152,8 @@ pub fn paged_attention(
                 partial.arg(),
                 stats.arg(),
                 scale,
+                cap,
+                window,
                 cut.first_tile,
                 cut.first_row,
                 cut.spans,
@@ -153,6 +162,7 @@ pub fn paged_attention(
                 group,
                 head_dim,
                 tiles.tile_rows,
+                capped,
                 units,
             );
             let (count, dim) = device.flat(cut.rows * columns);
@@ -164,6 +174,7 @@ pub fn paged_attention(
                 stats.arg(),
                 tiles.positions.arg(),
                 out.arg(),
+                window,
                 cut.first_row,
                 cut.rows,
                 cut.spans,
@@ -193,6 +204,8 @@ fn attend(
     partial: &mut [f32],
     stats: &mut [f32],
     scale: f32,
+    cap: f32,
+    window: usize,
     first_tile: usize,
     first_row: usize,
     spans: usize,
@@ -201,6 +214,7 @@ fn attend(
     #[comptime] group: usize,
     #[comptime] head_dim: usize,
     #[comptime] tile_rows: usize,
+    #[comptime] capped: bool,
     #[comptime] units: usize,
 ) {
     let lines = comptime!(tile_rows * group);
@@ -215,7 +229,8 @@ fn attend(
     let pages = tiles[tile + 3] as usize;
     let begin = span * SPAN;
     let end = clamp_max(begin + SPAN, position + rows);
-    if begin < end {
+    // A span that lies before the window of the tile's first row is nobody's.
+    if begin < end && begin + SPAN + window > position + 1 {
         // The queries, `[lines, head_dim]`; lines of rows that are not there repeat the last one.
         let mut queries = Shared::<[f32]>::new_slice(comptime!(lines * head_dim));
         let mut at = unit;
@@ -254,8 +269,13 @@ fn attend(
             }
             #[unroll]
             for line in 0..lines {
-                let visible = begin + at <= position + line / group && begin + at < end;
-                let score = select(visible, sums[line] * scale, MASKED);
+                let own = position + line / group;
+                let visible = begin + at <= own && begin + at + window > own && begin + at < end;
+                let mut score = sums[line] * scale;
+                if comptime!(capped) {
+                    score = cap * (score / cap).tanh();
+                }
+                let score = select(visible, score, MASKED);
                 scores[line * SPAN + at] = score;
                 if score > largest[line] {
                     largest[line] = score;
@@ -322,7 +342,7 @@ fn attend(
     }
 }
 
-/// The spans of each row and head, combined from the first to the one of the row's position.
+/// The spans of each row and head, combined from the first in its window to the one of its position.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
 fn combine(
@@ -330,6 +350,7 @@ fn combine(
     stats: &[f32],
     positions: &[u32],
     out: &mut [f32],
+    window: usize,
     first_row: usize,
     rows: usize,
     spans: usize,
@@ -340,10 +361,13 @@ fn combine(
     if at < rows * comptime!(heads * head_dim) {
         let line = at / head_dim;
         let row = line / heads;
-        let seen = positions[first_row + row] as usize / SPAN + 1;
+        let position = positions[first_row + row] as usize;
+        let seen = position / SPAN + 1;
+        // The first span that has a position of the row's window in it.
+        let first = (position + 1 - clamp_max(window, position + 1)) / SPAN;
         let base = line * spans;
         let mut largest = f32::new(MASKED);
-        for span in 0..seen {
+        for span in first..seen {
             let here = stats[2 * (base + span)];
             if here > largest {
                 largest = here;
@@ -351,7 +375,7 @@ fn combine(
         }
         let mut total = f32::new(0.0);
         let mut sum = f32::new(0.0);
-        for span in 0..seen {
+        for span in first..seen {
             let factor = (stats[2 * (base + span)] - largest).exp();
             total = fma(stats[2 * (base + span) + 1], factor, total);
             sum = fma(partial[(base + span) * head_dim + at % head_dim], factor, sum);

@@ -4,9 +4,9 @@ mod composition;
 mod sampling;
 
 use super::*;
-use crate::ops::AttentionShape;
 use crate::ops::rows::{self, F32, PAGE, PagedKv, Span, Weight, page_elements, write_kv};
 use crate::ops::testing::values;
+use crate::ops::{Activation, AttentionShape};
 
 /// The test device.
 fn device() -> Accelerator {
@@ -91,20 +91,57 @@ fn products_of_bf16_weights_are_those_of_their_values_in_f32() {
 fn norms_and_gates_match_the_host() {
     let device = device();
     for (rows, hidden) in [(1, 16), (3, 37), (4, 256)] {
-        let (x, weight) = (values(rows * hidden, 1), values(hidden, 2));
-        let mut expected = vec![0.0; x.len()];
-        rows::norm_rows(&x, &weight, 1e-5, &mut expected);
-        let got = norm_rows(&device, &device.upload(&x), &device.upload(&weight), 1e-5).unwrap();
-        assert!(error(&device.read(&got).unwrap(), &expected) < 1e-6);
+        let (x, weight, bias) = (values(rows * hidden, 1), values(hidden, 2), values(hidden, 4));
+        let [x_there, weight_there, bias_there] = [&x, &weight, &bias].map(|data| device.upload(data));
+        for (here, there) in [
+            (rows::RowNorm::Rms(&weight, 0.0), RowNorm::Rms(&weight_there, 0.0)),
+            (rows::RowNorm::Rms(&weight, 1.0), RowNorm::Rms(&weight_there, 1.0)),
+            (rows::RowNorm::Layer(&weight, &bias), RowNorm::Layer(&weight_there, &bias_there)),
+        ] {
+            let mut expected = vec![0.0; x.len()];
+            rows::norm_rows(&x, here, 1e-5, &mut expected);
+            let got = device.read(&norm_rows(&device, &x_there, there, 1e-5).unwrap()).unwrap();
+            assert!(error(&got, &expected) < 2e-6, "{here:?}");
+        }
 
         // Gates up to 20 reach both tails of the sigmoid.
         let gate: Vec<f32> = x.iter().map(|value| value * 20.0).collect();
         let up = values(x.len(), 3);
-        let mut expected = gate.clone();
-        rows::gate_rows(&mut expected, &up);
-        let got = gate_rows(&device, &device.upload(&gate), &device.upload(&up)).unwrap();
-        assert!(error(&device.read(&got).unwrap(), &expected) < 1e-6);
+        let (gate_there, up_there) = (device.upload(&gate), device.upload(&up));
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let (mut gated, mut alone) = (gate.clone(), gate.clone());
+            rows::gate_rows(&mut gated, &up, activation);
+            rows::activate_rows(&mut alone, activation);
+            let got = gate_rows(&device, &gate_there, &up_there, activation).unwrap();
+            assert!(error(&device.read(&got).unwrap(), &gated) < 1e-6);
+            let got = activate_rows(&device, &gate_there, activation);
+            assert!(error(&device.read(&got).unwrap(), &alone) < 1e-6);
+        }
     }
+}
+
+#[test]
+fn rows_are_opened_capped_cut_scaled_and_added() {
+    let device = device();
+    let (x, y, opening) = (values(3 * 8, 1), values(3 * 8, 2), values(3, 3));
+    let [x_there, y_there, opening_there] = [&x, &y, &opening].map(|data| device.upload(data));
+    let read = |buffer: &Buffer<f32>| device.read(buffer).unwrap();
+    let (mut opened, mut capped) = (x.clone(), x.clone());
+    rows::open_rows(&mut opened, &opening);
+    rows::softcap_rows(&mut capped, 0.5);
+    assert!(error(&read(&open_rows(&device, &x_there, &opening_there).unwrap()), &opened) < 1e-6);
+    assert!(error(&read(&softcap_rows(&device, &x_there, 0.5)), &capped) < 1e-6);
+    let part = read(&part_of_rows(&device, &x_there, 8, 2, 3).unwrap());
+    assert_eq!(part, [&x[2..5], &x[10..13], &x[18..21]].concat());
+    let sum: Vec<f32> = x.iter().zip(&y).map(|(x, y)| 3.0 * x + y).collect();
+    assert!(error(&read(&scale_and_add(&device, &x_there, 3.0, Some(&y_there)).unwrap()), &sum) < 1e-6);
+    let (rows, weights) = (device.upload(&[2u32, 0]), device.upload(&[0.5f32, -2.0]));
+    scatter_add(&device, &y_there, &device.upload(&x[..16]), &rows, &weights).unwrap();
+    let mut expected = y.clone();
+    expected[16..].iter_mut().zip(&x[..8]).for_each(|(sum, x)| *sum += 0.5 * x);
+    expected[..8].iter_mut().zip(&x[8..]).for_each(|(sum, x)| *sum -= 2.0 * x);
+    assert!(error(&read(&y_there), &expected) < 1e-6);
+    assert!(part_of_rows(&device, &x_there, 8, 6, 3).is_err());
 }
 
 #[test]
@@ -153,7 +190,7 @@ fn rotate_on_host(
 fn rotation_writes_what_the_host_writes() {
     let device = device();
     for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 20), (2, 2, 8)] {
-        let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3 };
+        let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.3);
         let rows = 5;
         let (columns, width) = (heads * head_dim, kv_heads * head_dim);
         let [q, k, v] = [(columns, 1), (width, 2), (width, 3)].map(|(n, seed)| values(rows * n, seed));
@@ -177,8 +214,13 @@ fn rotation_writes_what_the_host_writes() {
 #[test]
 fn paged_attention_matches_the_host_whatever_the_chunks() {
     let device = device();
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 20), (2, 2, 72), (36, 2, 8)] {
-        let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3 };
+    for (heads, kv_heads, head_dim, softcap, window) in [
+        (4, 2, 16, None, None),
+        (3, 1, 20, Some(0.5), None),
+        (2, 2, 72, None, Some(SPAN + 3)),
+        (36, 2, 8, Some(0.5), Some(20)),
+    ] {
+        let shape = AttentionShape { softcap, window, ..AttentionShape::new(heads, kv_heads, head_dim, 0.3) };
         // Two sequences, the first longer than two spans, their pages in no order.
         let lens = [2 * SPAN + 9, 40];
         let width = kv_heads * head_dim;
@@ -209,7 +251,7 @@ fn paged_attention_matches_the_host_whatever_the_chunks() {
         rows::paged_attention(&q, kv, (&spans, &table), shape, &mut expected);
         let run = |q: &[f32], spans: &[Span]| {
             let tiles = Tiles::new(&device, (spans, &table), shape).unwrap();
-            let out = paged_attention(&device, &device.upload(q), &pages, &tiles).unwrap();
+            let out = paged_attention(&device, &device.upload(q), &pages, &tiles, shape).unwrap();
             device.read(&out).unwrap()
         };
         let got = run(&q, &spans);
@@ -227,11 +269,11 @@ fn paged_attention_matches_the_host_whatever_the_chunks() {
 #[test]
 fn a_batch_past_its_pages_is_refused() {
     let device = device();
-    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0 };
+    let shape = AttentionShape::new(2, 1, 8, 1.0);
     let span = |position| Span { rows: 0..1, position, pages: 0..1 };
     assert!(Tiles::new(&device, (&[span(32)], &[0]), shape).is_err());
     let tiles = Tiles::new(&device, (&[span(31)], &[3]), shape).unwrap();
     let pages = KvPages::new(&device, 3, shape);
-    let message = paged_attention(&device, &device.empty(16), &pages, &tiles).unwrap_err().to_string();
+    let message = paged_attention(&device, &device.empty(16), &pages, &tiles, shape).unwrap_err().to_string();
     assert!(message.contains("page 3") && message.contains("3 pages"), "{message}");
 }

@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
+use super::LogitCap;
 use crate::ops::gemm::{Mat, Output, gemm};
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, unfilled};
-use crate::ops::simd::{exp, exp_moments, max, vectorized};
+use crate::ops::simd::{exp, exp_moments, max, tanh, vectorized};
 
 /// Logits that are held at a time: 8 MiB.
 const CHUNK_LOGITS: usize = 1 << 21;
@@ -25,6 +26,7 @@ pub(super) struct LinearCrossEntropy {
     /// Tokens of the vocabulary that `weight` has a row for.
     part: Range<usize>,
     hidden: usize,
+    cap: Option<LogitCap>,
     /// What the whole vocabulary's logits come to; set before the backward pass.
     whole: OnceLock<Moments>,
 }
@@ -83,6 +85,7 @@ impl LinearCrossEntropy {
             targets: targets.to_vec(),
             part,
             hidden,
+            cap: None,
             whole: OnceLock::new(),
         };
         for (at, &target) in kernel.order.iter().enumerate() {
@@ -94,6 +97,11 @@ impl LinearCrossEntropy {
         }
         kernel.starts.push(targets.len());
         kernel
+    }
+
+    /// The same with capped logits.
+    pub(super) fn capped(self, cap: Option<LogitCap>) -> Self {
+        Self { cap, ..self }
     }
 
     /// Distinct rows.
@@ -131,6 +139,9 @@ impl LinearCrossEntropy {
         let weight = Mat::new(inputs[1], self.part.len(), self.hidden);
         let hidden = Mat::new(gathered, rows.len(), self.hidden);
         gemm(hidden, weight.t(), logits, Output::Overwrite);
+        if let Some(cap) = self.cap {
+            logits.par_chunks_mut(self.part.len().max(1)).for_each(|logits| squash(logits, cap));
+        }
     }
 
     /// Where a target's logit is among the part's; none where it is in another part.
@@ -192,6 +203,23 @@ vectorized! {
     }
 }
 
+vectorized! {
+    fn squash(logits: &mut [f32], cap: LogitCap) {
+        for logit in logits {
+            *logit = cap.outer * tanh(*logit / cap.inner);
+        }
+    }
+}
+
+vectorized! {
+    /// Multiplies gradients of capped logits by the cap's slope at each.
+    fn unsquash(of_logits: &mut [f32], slopes: &[f32]) {
+        for (of_logit, slope) in of_logits.iter_mut().zip(slopes) {
+            *of_logit *= slope;
+        }
+    }
+}
+
 impl Kernel for LinearCrossEntropy {
     fn shape(&self) -> Vec<usize> {
         vec![3, self.targets.len()]
@@ -225,11 +253,22 @@ impl Kernel for LinearCrossEntropy {
                 let targets = self.targets_of(first + row);
                 let sum = |of: &[f32]| targets.iter().map(|&target| of[target]).sum::<f32>();
                 let (log_sum, entropy) = log_sum_and_entropy(whole.rows[first + row]);
+                let slope = |cap: LogitCap| {
+                    let slope = |&logit: &f32| {
+                        let tanh = logit / cap.outer;
+                        (1.0 - tanh * tanh) * cap.outer / cap.inner
+                    };
+                    logits.iter().map(slope).collect::<Vec<f32>>()
+                };
+                let slopes = self.cap.map(slope);
                 softmax_backward(logits, log_sum, entropy, sum(of_logps), sum(of_entropies));
                 for &target in targets {
                     if let Some(place) = self.place(target) {
                         logits[place] += of_logps[target];
                     }
+                }
+                if let Some(slopes) = slopes {
+                    unsquash(logits, &slopes);
                 }
             });
             let of_logits = Mat::new(logits, rows.len(), vocab);

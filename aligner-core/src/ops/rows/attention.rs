@@ -68,7 +68,7 @@ pub fn write_kv(
 }
 
 /// `softmax(scale q k^T) v` for the rows of all spans: q and out are `[rows, heads * head_dim]`; `table`
-/// holds the spans' pages. A row sees the positions up to its own.
+/// holds the spans' pages. A row sees the positions up to its own, from the first one in its window on.
 ///
 /// # Panics
 /// Where a slice does not have the size that the spans and the shape ask for: the caller's mistake.
@@ -133,7 +133,10 @@ impl Task<'_> {
     fn row(&self, row: usize, position: usize) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let group = heads / kv_heads;
-        let pages = &self.pages[..=position / PAGE];
+        // Pages before the window are not looked at: where the sums begin depends on the position alone.
+        let first_seen = self.shape.first_seen(position);
+        let skipped = first_seen / PAGE;
+        let pages = &self.pages[skipped..=position / PAGE];
         SCORES.with_borrow_mut(|scores| {
             let padded = pages.len() * PAGE;
             if scores.len() < 4 * padded {
@@ -152,7 +155,8 @@ impl Task<'_> {
                     pages,
                     page: page_elements(self.shape),
                     head: self.kv_head * head_dim * PAGE,
-                    visible: position + 1,
+                    seen: first_seen - skipped * PAGE..position + 1 - skipped * PAGE,
+                    softcap: self.shape.softcap,
                 };
                 // SAFETY: `paged_attention` checked rows and pages; this task alone has these heads of
                 // the row.
@@ -177,7 +181,9 @@ struct Heads<'a> {
     /// Elements of a page, and where the key-value head starts in it.
     page: usize,
     head: usize,
-    visible: usize,
+    /// What the row sees of the pages' positions.
+    seen: Range<usize>,
+    softcap: Option<f32>,
 }
 
 /// Fetches the lines of `N` vectors.
@@ -251,10 +257,15 @@ unsafe fn attend_heads<V: Vector, const G: usize, const N: usize>(
     }
     let mut inverse = [0.0; G];
     for (scores, inverse) in scores.chunks_exact_mut(padded).zip(&mut inverse) {
-        let (seen, hidden) = scores.split_at_mut(heads.visible);
+        let (seen, after) = scores.split_at_mut(heads.seen.end);
+        let (before, seen) = seen.split_at_mut(heads.seen.start);
+        if let Some(cap) = heads.softcap {
+            simd::softcap(seen, cap);
+        }
         let largest = simd::max(seen);
         *inverse = 1.0 / simd::exp_sum(seen, largest);
-        hidden.fill(0.0);
+        before.fill(0.0);
+        after.fill(0.0);
     }
     let whole = dim / (N * LANES) * (N * LANES);
     for d in (0..whole).step_by(N * LANES) {
@@ -264,8 +275,8 @@ unsafe fn attend_heads<V: Vector, const G: usize, const N: usize>(
             for (at, &page) in heads.pages.iter().enumerate() {
                 let values = &heads.values[start(page)..][..dim * PAGE];
                 let next = &heads.values[start(*heads.pages.get(at + 1).unwrap_or(&page))..];
-                let seen = PAGE.min(heads.visible - at * PAGE);
-                for offset in 0..seen {
+                let first = if at == 0 { heads.seen.start } else { 0 };
+                for offset in first..PAGE.min(heads.seen.end - at * PAGE) {
                     fetch::<N>(next.as_ptr().wrapping_add(offset * dim + d));
                     let row = values.as_ptr().add(offset * dim + d);
                     let values: [V; N] = std::array::from_fn(|n| V::load(row.add(n * LANES)));
@@ -289,7 +300,7 @@ unsafe fn attend_heads<V: Vector, const G: usize, const N: usize>(
     for d in whole..dim {
         for g in 0..G {
             let mut sum = 0.0;
-            for position in 0..heads.visible {
+            for position in heads.seen.clone() {
                 let start = heads.pages[position / PAGE] as usize * heads.page + heads.head;
                 sum += scores[g * padded + position] * heads.values[start + position % PAGE * dim + d];
             }
@@ -306,49 +317,59 @@ mod tests {
     #[test]
     fn paged_rows_match_plain_attention_whatever_the_chunks() {
         for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 20), (6, 1, 64), (2, 2, 8)] {
-            let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3 };
-            let (len, width) = (75, kv_heads * head_dim);
-            let (k, v) = (values(len * width, 1), values(len * width, 2));
-            let q = values(len * heads * head_dim, 3);
-            let table = [2u32, 0, 1];
-            let mut keys = vec![f32::NAN; 3 * page_elements(shape)];
-            let mut stored = vec![f32::NAN; keys.len()];
-            for at in 0..len {
-                let row = |data: &'_ [f32]| data[at * width..][..width].to_vec();
-                let place = (table[at / PAGE], at % PAGE);
-                write_kv(&mut keys, &mut stored, place, &row(&k), &row(&v), shape);
+            let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.3);
+            for (softcap, window) in [(None, None), (Some(0.4), Some(40)), (None, Some(1)), (None, Some(99))]
+            {
+                compare(AttentionShape { softcap, window, ..shape });
             }
-            let kv = PagedKv { keys: &keys, values: &stored };
-            let run = |cuts: &[usize]| {
-                let mut out = vec![0.0; q.len()];
-                for cut in cuts.windows(2) {
-                    let columns = heads * head_dim;
-                    let span = Span { rows: 0..cut[1] - cut[0], position: cut[0], pages: 0..3 };
-                    let part = cut[0] * columns..cut[1] * columns;
-                    paged_attention(&q[part.clone()], kv, (&[span], &table), shape, &mut out[part]);
-                }
-                out
-            };
-            let out = run(&[0, len]);
-            assert_eq!(out, run(&[0, 1, 2, 33, 40, 74, len]), "chunks change nothing");
-            for (at, out) in out.chunks_exact(heads * head_dim).enumerate() {
-                for (head, out) in out.chunks_exact(head_dim).enumerate() {
-                    let q = &q[(at * heads + head) * head_dim..][..head_dim];
-                    let of = |data: &[f32], position: usize, d: usize| {
-                        f64::from(data[position * width + head / (heads / kv_heads) * head_dim + d])
-                    };
-                    let score = |position: usize| {
-                        let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * of(&k, position, d)).sum();
-                        (dot * 0.3f32 as f64).exp()
-                    };
-                    let sum: f64 = (0..=at).map(score).sum();
-                    for (d, &got) in out.iter().enumerate() {
-                        let expected = (0..=at).map(|p| score(p) / sum * of(&v, p, d)).sum::<f64>();
-                        assert!(
-                            (f64::from(got) - expected).abs() < 1e-5,
-                            "{at} {head} {d}: {got} {expected}"
-                        );
-                    }
+        }
+    }
+
+    fn compare(shape: AttentionShape) {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let (len, width) = (75, kv_heads * head_dim);
+        let (k, v) = (values(len * width, 1), values(len * width, 2));
+        let q = values(len * heads * head_dim, 3);
+        let table = [2u32, 0, 1];
+        let mut keys = vec![f32::NAN; 3 * page_elements(shape)];
+        let mut stored = vec![f32::NAN; keys.len()];
+        for at in 0..len {
+            let row = |data: &'_ [f32]| data[at * width..][..width].to_vec();
+            let place = (table[at / PAGE], at % PAGE);
+            write_kv(&mut keys, &mut stored, place, &row(&k), &row(&v), shape);
+        }
+        let kv = PagedKv { keys: &keys, values: &stored };
+        let run = |cuts: &[usize]| {
+            let mut out = vec![0.0; q.len()];
+            for cut in cuts.windows(2) {
+                let columns = heads * head_dim;
+                let span = Span { rows: 0..cut[1] - cut[0], position: cut[0], pages: 0..3 };
+                let part = cut[0] * columns..cut[1] * columns;
+                paged_attention(&q[part.clone()], kv, (&[span], &table), shape, &mut out[part]);
+            }
+            out
+        };
+        let out = run(&[0, len]);
+        assert_eq!(out, run(&[0, 1, 2, 33, 40, 74, len]), "chunks change nothing");
+        for (at, out) in out.chunks_exact(heads * head_dim).enumerate() {
+            for (head, out) in out.chunks_exact(head_dim).enumerate() {
+                let q = &q[(at * heads + head) * head_dim..][..head_dim];
+                let of = |data: &[f32], position: usize, d: usize| {
+                    f64::from(data[position * width + head / (heads / kv_heads) * head_dim + d])
+                };
+                let score = |position: usize| {
+                    let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * of(&k, position, d)).sum();
+                    let scaled = dot * f64::from(shape.scale);
+                    shape
+                        .softcap
+                        .map_or(scaled, |cap| (scaled / f64::from(cap)).tanh() * f64::from(cap))
+                        .exp()
+                };
+                let seen = shape.first_seen(at)..=at;
+                let sum: f64 = seen.clone().map(score).sum();
+                for (d, &got) in out.iter().enumerate() {
+                    let expected = seen.clone().map(|p| score(p) / sum * of(&v, p, d)).sum::<f64>();
+                    assert!((f64::from(got) - expected).abs() < 1e-5, "{at} {head} {d}: {got} {expected}");
                 }
             }
         }

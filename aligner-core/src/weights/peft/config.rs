@@ -13,6 +13,8 @@ pub(super) struct PeftConfig {
     pub(super) lora: LoraConfig,
     /// The base model's path or name.
     pub(super) base: Option<String>,
+    /// Whether the base's files have weights as `[in, out]`; the adapter's own are the same for both.
+    pub(super) transposed: bool,
     /// Whether the targets of `lora` are all that the file should have; else the file alone says.
     pub(super) names_all: bool,
 }
@@ -97,7 +99,7 @@ impl<'a> Fields<'a> {
                 "init_lora_weights" if !leaves_the_base(value) => {
                     self.problem(key, "an initialisation that leaves the base's weights as they are");
                 }
-                "bias" | "modules_to_save" | "init_lora_weights" => {}
+                "bias" | "modules_to_save" | "init_lora_weights" | "fan_in_fan_out" => {}
                 known if READ_OR_IDLE.contains(&known) => {}
                 // Methods that are there in some versions of PEFT, and those of later ones.
                 _ if !is_off(value) => self.problem(key, "it to be off: this is not supported"),
@@ -118,6 +120,7 @@ impl<'a> Fields<'a> {
         let dropout = self.value("lora_dropout", "a number from 0 to below 1", 0.0, share);
         let rslora = self.value("use_rslora", "true or false", false, Value::as_bool);
         let dora = self.value("use_dora", "true or false", false, Value::as_bool);
+        let transposed = self.value("fan_in_fan_out", "true or false", false, Value::as_bool);
         let rank_pattern = self.pattern("rank_pattern", "a whole number, 1 or more", size);
         let alpha_pattern = self.pattern("alpha_pattern", "a number", finite);
         let narrowed =
@@ -139,6 +142,7 @@ impl<'a> Fields<'a> {
         Some(PeftConfig {
             lora: LoraConfig { r, alpha, targets, rslora, dropout, dora, rank_pattern, alpha_pattern },
             base: name.filter(|name| !name.is_empty()).map(str::to_string),
+            transposed,
             names_all: is_list && !narrowed,
         })
     }

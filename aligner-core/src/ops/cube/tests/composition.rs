@@ -5,11 +5,12 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::{device, error, values};
 use crate::Segment;
 use crate::ops::cube::{
-    KvPages, Matrix, Product, Qkv, Tiles, gate_rows, norm_rows, paged_attention, products, rotate_and_write,
+    KvPages, Matrix, Product, Qkv, RowNorm, Tiles, gate_rows, norm_rows, paged_attention, products,
+    rotate_and_write,
 };
 use crate::ops::host::to_vec;
 use crate::ops::rows::{PAGE, Span};
-use crate::ops::{AttentionShape, RotaryTable, reference};
+use crate::ops::{Activation, AttentionShape, RotaryTable, reference};
 
 fn tensor<const D: usize>(data: &[f32], shape: [usize; D]) -> Tensor<D> {
     Tensor::from_data(TensorData::new(data.to_vec(), shape), &Device::flex())
@@ -24,7 +25,7 @@ fn a_layer_s_kernels_match_burn_s_operations() {
     let x_there = device.upload(&x);
     let x = tensor(&x, [rows, hidden]);
 
-    let got = norm_rows(&device, &x_there, &device.upload(&scale), 1e-5).unwrap();
+    let got = norm_rows(&device, &x_there, RowNorm::Rms(&device.upload(&scale), 0.0), 1e-5).unwrap();
     let expected = reference::rms_norm(x.clone(), tensor(&scale, [hidden]), 1e-5);
     assert!(error(&device.read(&got).unwrap(), &to_vec(&expected)) < 1e-6);
 
@@ -36,8 +37,8 @@ fn a_layer_s_kernels_match_burn_s_operations() {
     let expected = reference::linear(x.clone(), weight, Some(tensor(&bias, [inner])), None);
     assert!(error(&device.read(&up).unwrap(), &to_vec(&expected)) < 1e-6);
 
-    let got = gate_rows(&device, &up, &up).unwrap();
-    let expected = reference::swiglu(expected.clone(), expected);
+    let got = gate_rows(&device, &up, &up, Activation::Silu).unwrap();
+    let expected = reference::gated(expected.clone(), Some(expected), Activation::Silu);
     assert!(error(&device.read(&got).unwrap(), &to_vec(&expected)) < 1e-6);
 
     let back = Matrix::F32(device.upload(&base[..hidden * 3]), [3, hidden]);
@@ -52,7 +53,7 @@ fn a_layer_s_kernels_match_burn_s_operations() {
 #[test]
 fn rotation_and_paged_attention_match_burn_s_operations() {
     let device = device();
-    let shape = AttentionShape { heads: 6, kv_heads: 2, head_dim: 16, scale: 0.25 };
+    let shape = AttentionShape::new(6, 2, 16, 0.25);
     let len = 150;
     let (columns, width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let [q, k, v] = [(columns, 1), (width, 2), (width, 3)].map(|(n, seed)| values(len * n, seed));
@@ -77,6 +78,6 @@ fn rotation_and_paged_attention_match_burn_s_operations() {
         rotate_and_write(&device, qkv, &device.upload(&angles), &device.upload(&slots), &kv, shape).unwrap();
     let spans = [Span { rows: 0..len, position: 0, pages: 0..pages.len() }];
     let tiles = Tiles::new(&device, (&spans, &pages), shape).unwrap();
-    let got = paged_attention(&device, &q, &kv, &tiles).unwrap();
+    let got = paged_attention(&device, &q, &kv, &tiles, shape).unwrap();
     assert!(error(&device.read(&got).unwrap(), &to_vec(&expected)) < 3e-6);
 }

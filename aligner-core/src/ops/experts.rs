@@ -1,0 +1,163 @@
+//! The products of a layer's experts: each gated MLP over its own rows, all in one operation.
+
+mod kernel;
+
+use burn::tensor::Tensor;
+
+use super::kernel::{on_host, run};
+use super::tie::{Left, tie};
+use super::{Activation, gate};
+use crate::{Error, Result};
+use kernel::Experts;
+
+/// The weights of a gated expert.
+#[derive(Debug, Clone)]
+pub struct ExpertWeights {
+    /// `[width, hidden]`, flat.
+    pub gate: Tensor<1>,
+    /// `[width, hidden]`, flat.
+    pub up: Tensor<1>,
+    /// `[hidden, width]`, flat.
+    pub down: Tensor<1>,
+}
+
+impl ExpertWeights {
+    fn all(&self) -> [&Tensor<1>; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
+/// `down(activation(gate x) * up x)` of each row of `x` `[slots, hidden]` by its own expert: the first
+/// `counts[0]` rows are the first expert's, and so on. The result is `[slots, hidden]`.
+///
+/// A row's result does not depend on the other rows, nor on how many an expert has.
+///
+/// # Errors
+/// [`Error::Shape`] where rows, counts and weights do not fit each other.
+pub fn experts(
+    x: Tensor<2>,
+    counts: &[usize],
+    weights: &[ExpertWeights],
+    activation: Activation,
+) -> Result<Tensor<2>> {
+    let [slots, hidden] = x.dims();
+    let rows: usize = counts.iter().sum();
+    if rows != slots || counts.len() != weights.len() {
+        let expected = format!("[{rows}, hidden] for {} experts", counts.len());
+        return Err(Error::shape(format!("rows of {} experts", weights.len()), expected, &x.dims()));
+    }
+    let elements = weights.first().map_or(0, |first| first.gate.dims()[0]);
+    let fits = |weight: &Tensor<1>| weight.dims() == [elements];
+    if hidden == 0
+        || !elements.is_multiple_of(hidden)
+        || !weights.iter().all(|own| own.all().into_iter().all(fits))
+    {
+        let expected = format!("width times {hidden}, the same in all experts");
+        return Err(Error::shape("weights of experts", expected, &[elements]));
+    }
+    if !on_host(&x) {
+        return Ok(reference(x, counts, weights, activation));
+    }
+    let flat: Vec<Tensor<1>> = weights.iter().flat_map(|own| own.all().map(Clone::clone)).collect();
+    let left = Left::default();
+    let tied = tie(&flat, &left);
+    let kernel = Experts::new([hidden, elements / hidden], counts, &flat, activation, left);
+    Ok(run(kernel, vec![x.into_dispatch(), tied.into_dispatch()]))
+}
+
+/// The composition of Burn operations, one expert after the other.
+pub fn reference(
+    x: Tensor<2>,
+    counts: &[usize],
+    weights: &[ExpertWeights],
+    activation: Activation,
+) -> Tensor<2> {
+    let [slots, hidden] = x.dims();
+    let mut outs = Vec::new();
+    let mut first = 0;
+    for (&count, own) in counts.iter().zip(weights) {
+        if count == 0 {
+            continue;
+        }
+        let rows = x.clone().narrow(0, first, count);
+        first += count;
+        let width = own.gate.dims()[0] / hidden;
+        let [gate, up] = [&own.gate, &own.up].map(|weight| weight.clone().reshape([width, hidden]));
+        let down = own.down.clone().reshape([hidden, width]);
+        let [gate, up] = [gate, up].map(|weight| rows.clone().matmul(weight.transpose()));
+        outs.push(gate::reference(gate, Some(up), activation).matmul(down.transpose()));
+    }
+    if outs.is_empty() { Tensor::zeros([slots, hidden], &x.device()) } else { Tensor::cat(outs, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::host::to_vec;
+    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+
+    fn weights(experts: usize, hidden: usize, width: usize) -> Vec<ExpertWeights> {
+        let matrix = |seed| leaf([width * hidden], seed);
+        let own = |at: u64| ExpertWeights { gate: matrix(at), up: matrix(at + 1), down: matrix(at + 2) };
+        (0..experts as u64).map(|at| own(10 + 3 * at)).collect()
+    }
+
+    fn compare(counts: &[usize], hidden: usize, width: usize) {
+        let slots = counts.iter().sum();
+        let (x, weights) = (leaf([slots, hidden], 1), weights(counts.len(), hidden, width));
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let fused = experts(x.clone(), counts, &weights, activation).unwrap();
+            let plain = reference(x.clone(), counts, &weights, activation);
+            assert!(relative_error(&fused, &plain) < 2e-6);
+            let of_fused = weighted_sum(fused, 2).backward();
+            let of_plain = weighted_sum(plain, 2).backward();
+            let error = relative_error(&x.grad(&of_fused).unwrap(), &x.grad(&of_plain).unwrap());
+            assert!(error < 5e-6, "gradient of x: {error}");
+            for (expert, (own, count)) in weights.iter().zip(counts).enumerate() {
+                for weight in own.all() {
+                    let got = weight.grad(&of_fused).unwrap();
+                    let Some(expected) = weight.grad(&of_plain).filter(|_| *count > 0) else {
+                        assert!(to_vec(&got).iter().all(|grad| *grad == 0.0), "expert {expert} has no row");
+                        continue;
+                    };
+                    assert!(relative_error(&got, &expected) < 5e-6, "expert {expert}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_and_gradients_match_the_composition() {
+        compare(&[3, 0, 5, 1], 20, 12);
+        compare(&[150, 70, 0], 33, 64);
+        compare(&[0, 2], 4, 3);
+    }
+
+    #[test]
+    fn a_row_is_bitwise_the_same_in_any_company() {
+        let weights = weights(2, 40, 24);
+        let x = leaf([9, 40], 1).inner();
+        let plain = |own: &ExpertWeights| ExpertWeights {
+            gate: own.gate.clone().inner(),
+            up: own.up.clone().inner(),
+            down: own.down.clone().inner(),
+        };
+        let weights: Vec<_> = weights.iter().map(plain).collect();
+        let run =
+            |x: Tensor<2>, counts: &[usize]| to_vec(&experts(x, counts, &weights, Activation::Silu).unwrap());
+        let all = run(x.clone(), &[4, 5]);
+        assert_eq!(run(x.clone().narrow(0, 2, 1), &[1, 0]), all[80..120]);
+        assert_eq!(run(x.narrow(0, 6, 2), &[0, 2]), all[240..320]);
+    }
+
+    #[test]
+    fn rows_that_nobody_counts_and_unequal_weights_are_refused() {
+        let call = |slots, counts: &[usize], weights: &[ExpertWeights]| {
+            experts(leaf([slots, 4], 1), counts, weights, Activation::Silu).unwrap_err().to_string()
+        };
+        assert!(call(3, &[1, 1], &weights(2, 4, 3)).contains("[2, hidden]"));
+        let mut other = weights(2, 4, 3);
+        other[1].down = leaf([5], 1);
+        assert!(call(2, &[1, 1], &other).contains("the same in all experts"));
+    }
+}
