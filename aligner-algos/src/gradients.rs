@@ -18,6 +18,9 @@ pub(crate) fn gradients<'a>(
     groups: impl IntoIterator<Item = &'a Group>,
 ) -> Result<Gradients> {
     accumulated(policy, algorithm, batches).map_err(|error| {
+        if policy.needs_others() {
+            return error;
+        }
         let again = |batch: &Batch| {
             let again = accumulated(policy, algorithm, std::slice::from_ref(batch)).err()?;
             (discriminant(&again) == discriminant(&error)).then_some(again)

@@ -260,7 +260,10 @@ impl Learner {
             let again = self::gradients(self.policy.as_ref(), algorithm, batches, []).ok()?;
             broken(&again).map(|_| batch.sample_ids())
         };
-        let samples = first_alone(algorithm.per(), groups, breaks);
+        let samples = match self.policy.needs_others() {
+            true => None,
+            false => first_alone(algorithm.per(), groups, breaks),
+        };
         let name = broken(gradients).unwrap_or_else(|| "all parameters together".into());
         let samples = samples.unwrap_or_else(|| vec!["none of this rank's alone".into()]);
         Error::NotFinite { what: format!("the gradient of {name}"), samples }

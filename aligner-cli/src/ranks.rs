@@ -126,7 +126,7 @@ impl Ranks {
         let policy = on.part(&model)?;
         drop(model);
         let adamw = AdamW::new(config.adamw())?;
-        let optimizer = MeshAdamW::new(&policy, adamw, on.section.shard_optimizer);
+        let optimizer = MeshAdamW::new(&policy, adamw, on.section.shard_optimizer)?;
         let ranks = TrainingRanks { all: self.all.clone(), batches: on.comms.batches().clone() };
         Learner::on_ranks(Box::new(policy), config, updates, ranks, Box::new(optimizer))
     }

@@ -54,6 +54,11 @@ pub trait Policy {
         batches.iter().enumerate().try_for_each(|(at, batch)| each(at, self.forward(batch, needs)?))
     }
 
+    /// Whether a pass needs ranks that have other batches: then nobody can look again at a batch alone.
+    fn needs_others(&self) -> bool {
+        false
+    }
+
     /// The parameters.
     fn params(&self) -> &ParamSet;
 

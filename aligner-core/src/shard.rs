@@ -114,7 +114,7 @@ pub trait Shard: Debug + Send + Sync {
     /// expert, of which `counts` says how many each has. What comes back is for the experts that this rank has,
     /// sorted by expert too.
     fn dispatch(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Dispatched> {
-        Ok(Dispatched { rows, counts: counts.to_vec(), by_rank: vec![counts.to_vec()] })
+        Ok(Dispatched::here(rows, counts))
     }
 
     /// Sends what experts made of [`Shard::dispatch`]'s rows back to where they came from, in the order in
@@ -142,6 +142,13 @@ pub struct Dispatched {
     pub counts: Vec<usize>,
     /// The same by the rank that they came from, `[ranks, experts]`.
     pub by_rank: Vec<Vec<usize>>,
+}
+
+impl Dispatched {
+    /// Rows that stay where they are, since all experts are here.
+    pub fn here(rows: Tensor<2>, counts: &[usize]) -> Self {
+        Self { rows, counts: counts.to_vec(), by_rank: vec![counts.to_vec()] }
+    }
 }
 
 /// One rank that holds the whole model.

@@ -23,6 +23,7 @@ mod collectives;
 mod context;
 mod cut;
 mod differentiable;
+mod expert;
 mod failure;
 mod flat;
 mod form;

@@ -41,14 +41,21 @@ impl MeshAdamW {
     ///
     /// With `shared`, each data-parallel rank keeps the moments of a part of the parameters, updates that
     /// part, and gets the others' from them. Where the policy's parameters are shared out, so are the moments.
-    pub fn new(policy: &ParallelLm, adamw: AdamW, shared: bool) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where moments are to be shared out, and experts are.
+    pub fn new(policy: &ParallelLm, adamw: AdamW, shared: bool) -> Result<Self> {
+        let mesh = policy.pieces().comms().mesh();
+        if shared && mesh.axis_size(Axis::Expert) > 1 {
+            return Err(Error::Invalid("an optimizer is not shared out where experts are (ep)".into()));
+        }
         let ranks = policy.pieces().comms().gradients();
         let state = match policy.shared_out() {
             Some(how) => Held::Own(how.clone()),
             None if shared && ranks.size() > 1 => Held::Shares(Shares::new(policy.params(), ranks.clone())),
             None => Held::All,
         };
-        Self { pieces: policy.pieces().clone(), adamw, state }
+        Ok(Self { pieces: policy.pieces().clone(), adamw, state })
     }
 
     /// Elements whose moments this rank keeps, of these parameters.
@@ -93,7 +100,12 @@ impl Optimizer for MeshAdamW {
                 ranks.size()
             }
             Held::All => {
-                all_reduce_together(ranks.as_ref(), gradients, params, |_| true, GRADIENTS)?;
+                let splits = self.pieces.splits();
+                let is_expert = |param: &Param| splits.is_expert(&param.name);
+                let dense = |param: &Param| !is_expert(param);
+                all_reduce_together(ranks.as_ref(), gradients, params, dense, GRADIENTS)?;
+                let alike = self.pieces.comms().expert_gradients();
+                all_reduce_together(alike.as_ref(), gradients, params, is_expert, GRADIENTS)?;
                 1
             }
             // They were summed layer by layer.

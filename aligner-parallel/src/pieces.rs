@@ -3,7 +3,7 @@
 use aligner_core::model::Splits;
 use aligner_core::ops::host::to_vec;
 use aligner_core::shard::Split;
-use aligner_core::{Device, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::{Communicator, Device, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::join;
 use crate::{Axis, MeshComms};
@@ -62,7 +62,12 @@ impl Pieces {
     pub fn copies(&self, param: &Param) -> usize {
         let tensor = if self.is_split(&param.name) { 1 } else { self.comms.mesh().axis_size(Axis::Tensor) };
         let ends = if self.is_tied && param.name == self.splits.embedding() { 2 } else { 1 };
-        tensor * ends * self.comms.gradients().size()
+        let alike = if self.splits.is_expert(&param.name) {
+            self.comms.expert_gradients()
+        } else {
+            self.comms.gradients()
+        };
+        tensor * ends * alike.size()
     }
 
     /// The whole model's parameters from every rank's, or values that are cut like them, on every rank. All ranks
@@ -95,18 +100,27 @@ impl Pieces {
             Some(own) => Some(to_vec(own)),
             None => None,
         };
-        let nobody = || Error::Invalid(format!("no rank has a part of {name}"));
-        if depth.size() == 1 {
-            return joined.ok_or_else(nobody);
-        }
-        // The last stage that has it gives it to the others.
-        let mut owner = [if joined.is_some() { depth.rank() as f64 } else { -1.0 }];
-        depth.all_reduce_host(&mut owner, Reduce::Max, JOIN)?;
-        if owner[0] < 0.0 {
-            return Err(nobody());
-        }
-        let values = joined.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
-        let values = Tensor::from_floats(values.as_slice(), &Device::flex());
-        Ok(to_vec(&depth.broadcast(values, owner[0] as usize, JOIN)?))
+        let elements = shape.iter().product();
+        let of_experts = match self.splits.is_expert(name) {
+            true => from_owner(self.comms.along(Axis::Expert).as_ref(), joined, elements)?,
+            false => joined,
+        };
+        let whole = from_owner(depth.as_ref(), of_experts, elements)?;
+        whole.ok_or_else(|| Error::Invalid(format!("no rank has a part of {name}")))
     }
+}
+
+/// What the last rank that has something has, on all ranks; none where none has.
+fn from_owner(comm: &dyn Communicator, own: Option<Vec<f32>>, elements: usize) -> Result<Option<Vec<f32>>> {
+    if comm.size() == 1 {
+        return Ok(own);
+    }
+    let mut owner = [if own.is_some() { comm.rank() as f64 } else { -1.0 }];
+    comm.all_reduce_host(&mut owner, Reduce::Max, JOIN)?;
+    if owner[0] < 0.0 {
+        return Ok(None);
+    }
+    let values = own.unwrap_or_else(|| vec![0.0; elements]);
+    let values = Tensor::from_floats(values.as_slice(), &Device::flex());
+    Ok(Some(to_vec(&comm.broadcast(values, owner[0] as usize, JOIN)?)))
 }

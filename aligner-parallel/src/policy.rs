@@ -1,6 +1,7 @@
 //! One rank's part of a model, as a policy: all ranks together compute what one rank would.
 
 mod forwarded;
+mod idle;
 mod pipeline;
 
 use std::sync::Arc;
@@ -15,11 +16,13 @@ use aligner_core::{
 };
 
 use crate::cut::{cut, rank_config, stage_names};
+use crate::expert::ExpertRanks;
 use crate::flat::all_reduce_together;
 use crate::parts::{Gathering, SharedOut};
 use crate::pieces::Pieces;
 use crate::tensor::Seams;
 use crate::{Axis, MeshComms, PipelineSchedule};
+use idle::{idle_batch, is_idle, nothing};
 use pipeline::Pipeline;
 
 const SHARED: Phase = Phase::new("gradients of parameters that ranks share");
@@ -56,6 +59,7 @@ pub struct ParallelLm {
     ties: Option<Arc<dyn Communicator>>,
     pipeline: Option<Pipeline>,
     shared_out: Option<SharedOut>,
+    experts: ExpertRanks,
     sequence: bool,
 }
 
@@ -66,7 +70,7 @@ impl ParallelLm {
     /// A model that the mesh does not divide, with all reasons; what the communicators report.
     pub fn new(model: &CausalLm, comms: &MeshComms, how: Cut) -> Result<Self> {
         let (mesh, config) = (comms.mesh(), model.config());
-        mesh.check(config, 0)?;
+        mesh.check(config)?;
         let chunks = how.chunks.max(1);
         let (depth, tensor) = (comms.along(Axis::Pipeline), comms.along(Axis::Tensor));
         let parts = depth.size() * chunks;
@@ -76,14 +80,20 @@ impl ParallelLm {
                 "{parts} parts of the depth (pp times chunks) do not divide num_hidden_layers={layers}"
             )));
         }
-        let stages: Vec<Stage> =
-            (0..chunks).map(|chunk| Stage::new(config, chunk * depth.size() + depth.rank(), parts)).collect();
+        let experts = ExpertRanks::new(comms.along(Axis::Expert).clone());
+        let own_experts = config.experts.as_ref().map(|all| experts.share(all.count));
+        let stage = |chunk: usize| {
+            let stage = Stage::new(config, chunk * depth.size() + depth.rank(), parts);
+            own_experts.clone().map_or(stage.clone(), |own| stage.with_experts(own))
+        };
+        let stages: Vec<Stage> = (0..chunks).map(stage).collect();
         let names = stage_names(model.params(), config, &stages);
         let (splits, own) = (Splits::new(config), rank_config(config, tensor.size())?);
         let mut params = cut(model.params(), &names, &splits, tensor.rank(), tensor.size())?;
         let seams: Arc<Seams> = Arc::new(Seams::new(
             tensor.clone(),
             comms.along(Axis::Context).clone(),
+            experts.clone(),
             how.sequence,
             config.vocab_size,
         ));
@@ -100,6 +110,9 @@ impl ParallelLm {
         let pipeline = (depth.size() > 1).then(|| Pipeline::new(depth, how.schedule, chunks)).transpose()?;
         let parts = stages.iter().map(part).collect::<Result<_>>()?;
         let mut shared_out = None;
+        if how.share_parameters && experts.size() > 1 {
+            return Err(Error::Invalid("parameters are not shared out where experts are (ep)".into()));
+        }
         if how.share_parameters && comms.gradients().size() > 1 {
             if pipeline.is_some() {
                 return Err(Error::Invalid(
@@ -111,6 +124,7 @@ impl ParallelLm {
         }
         Ok(Self {
             shared_out,
+            experts,
             config: Arc::new(config.clone()),
             pieces: Arc::new(Pieces::new(model.params(), splits, comms, is_tied)),
             parts,
@@ -197,8 +211,23 @@ impl Policy for ParallelLm {
                 let source = Gathering { how, own: &self.params };
                 forward_each_by_parts(&self.part(0), &source, batches, needs, each)
             }
-            _ => batches.iter().enumerate().try_for_each(|(at, batch)| each(at, self.forward(batch, needs)?)),
+            _ => {
+                let mut done = Ok(());
+                let idle = idle_batch(self.comms.mesh());
+                for at in 0..self.experts.most(batches.len())? {
+                    let batch = batches.get(at).filter(|_| done.is_ok());
+                    let out = self.forward(batch.unwrap_or(&idle), needs)?;
+                    if batch.is_some() {
+                        done = each(at, out);
+                    }
+                }
+                done
+            }
         }
+    }
+
+    fn needs_others(&self) -> bool {
+        self.shared_out.is_some() || self.experts.size() > 1
     }
 
     fn params(&self) -> &ParamSet {
@@ -229,6 +258,20 @@ impl Policy for ParallelLm {
     }
 
     fn accumulate(&self, micro: &[Batch], needs: Needs, loss: &LossFn<'_>) -> Result<Gradients> {
+        // Experts are asked as often by each rank as by any.
+        let most = self.experts.most(micro.len())?;
+        let padded: Vec<Batch>;
+        let micro = if most == micro.len() {
+            micro
+        } else {
+            let idle = idle_batch(self.comms.mesh());
+            padded = micro.iter().cloned().chain(std::iter::repeat(idle)).take(most).collect();
+            &padded
+        };
+        let loss: &LossFn<'_> = &|out, batch| match is_idle(batch) {
+            true => Ok(nothing(out)),
+            false => loss(out, batch),
+        };
         let result = match (&self.pipeline, &self.shared_out) {
             (Some(pipeline), _) => pipeline.accumulate(self, micro, needs, loss),
             (None, Some(how)) => {

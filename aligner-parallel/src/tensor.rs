@@ -8,12 +8,13 @@ use aligner_core::ops::{
     AttentionShape, LogitCap, TargetScores, Vocabulary, attention, capped_linear_cross_entropy, embedding,
     linear_cross_entropy_part,
 };
-use aligner_core::shard::{Projection, Reader, Shard};
+use aligner_core::shard::{Dispatched, Projection, Reader, Shard};
 use aligner_core::{Communicator, Device, Error, Phase, Result, Segment, Tensor};
 
 use crate::context::Ring;
 use crate::cut::share;
 use crate::differentiable::{copy_in, gather_rows, gather_rows_to_all, scatter_rows, sum_out};
+use crate::expert::ExpertRanks;
 
 const HEAD: Phase = Phase::new("log-sum-exp over the vocabulary's parts");
 
@@ -25,6 +26,8 @@ pub(crate) struct Seams {
     tensor: Arc<dyn Communicator>,
     /// The ranks that share each sequence.
     ring: Ring,
+    /// The ranks that share the experts.
+    experts: ExpertRanks,
     /// Whether the residual stream's rows are split over the tensor-parallel ranks.
     sequence: bool,
     /// Tokens of the whole vocabulary.
@@ -35,10 +38,11 @@ impl Seams {
     pub(crate) fn new(
         tensor: Arc<dyn Communicator>,
         context: Arc<dyn Communicator>,
+        experts: ExpertRanks,
         sequence: bool,
         vocab: usize,
     ) -> Self {
-        Self { sequence: sequence && tensor.size() > 1, tensor, ring: Ring::new(context), vocab }
+        Self { sequence: sequence && tensor.size() > 1, tensor, ring: Ring::new(context), experts, vocab }
     }
 
     fn is_whole(&self) -> bool {
@@ -152,6 +156,20 @@ impl Shard for Seams {
         let first = share(self.vocab, self.tensor.rank(), self.tensor.size()).start;
         let vocabulary = Vocabulary { size: self.vocab, first, exchange: &exchange };
         linear_cross_entropy_part(hidden, weight, &vocabulary, rows, targets, cap)
+    }
+
+    fn dispatch(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Dispatched> {
+        if self.experts.size() == 1 {
+            return Ok(Dispatched::here(rows, counts));
+        }
+        self.experts.dispatch(rows, counts)
+    }
+
+    fn combine(&self, rows: Tensor<2>, dispatched: &Dispatched, counts: &[usize]) -> Result<Tensor<2>> {
+        if self.experts.size() == 1 {
+            return Ok(rows);
+        }
+        self.experts.combine(rows, dispatched, counts)
     }
 
     fn collect(&self, values: Tensor<2>, entries: &[u32], total: usize) -> Result<Tensor<2>> {

@@ -108,8 +108,8 @@ fn deny() -> Result<()> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])
 }
 
-/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them. `mpi` has a step.
-const CHECKED_ELSEWHERE: [&str; 3] = ["cube", "cube-cpu", "mpi"];
+/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them.
+const CHECKED_ELSEWHERE: [&str; 2] = ["cube", "cube-cpu"];
 
 /// Type-checks the workspace with each optional feature, switched on in every crate that has it; it
 /// is never linked.

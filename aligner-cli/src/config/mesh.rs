@@ -106,8 +106,12 @@ impl MeshSection {
         if self.shard_parameters && self.pp > 1 {
             errors.push(Error::setting("shard_parameters", "not where there is a pipeline: pp is above 1"));
         }
-        if self.ep > 1 {
-            errors.push(Error::setting("ep", "no model that is loaded has experts"));
+        for (key, is_set) in
+            [("shard_optimizer", self.shard_optimizer), ("shard_parameters", self.shard_parameters)]
+        {
+            if is_set && self.ep > 1 {
+                errors.push(Error::setting(key, "not where experts are shared: ep is above 1"));
+            }
         }
         errors
     }

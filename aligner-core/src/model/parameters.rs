@@ -1,6 +1,6 @@
 //! The parameters of a model, from its configuration: names, shapes, and what each is for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::exec::NormKind;
 use super::family::{ExpertNames, MlpNames, Qkv};
@@ -137,19 +137,28 @@ fn count_with(config: &ModelConfig, experts: usize) -> Option<usize> {
 pub struct Splits {
     params: HashMap<String, (Split, Vec<usize>)>,
     embedding: String,
+    experts: HashSet<String>,
 }
 
 impl Splits {
     /// Those of a whole model.
     pub fn new(config: &ModelConfig) -> Self {
         let embedding = format!("{}{WEIGHT}", outer_name(config, config.family.parts.embedding));
+        let all = all(config);
+        let experts = all.iter().filter(|spec| matches!(spec.role, Role::Expert(_)));
+        let experts = experts.map(|spec| spec.name.clone()).collect();
         let of = |spec: ParamSpec| (spec.name, (spec.split, spec.fused));
-        Self { params: all(config).into_iter().map(of).collect(), embedding }
+        Self { params: all.into_iter().map(of).collect(), embedding, experts }
     }
 
     /// The name of the token embedding, which a tied head shares.
     pub fn embedding(&self) -> &str {
         &self.embedding
+    }
+
+    /// Whether a parameter is one of a mixture's experts.
+    pub fn is_expert(&self, name: &str) -> bool {
+        self.experts.contains(name)
     }
 
     /// How ranks share a parameter; the stream's where nobody knows it.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{CausalLm, ModelConfig, ParamSpec};
+use super::{CausalLm, ModelConfig, ParamSpec, Role};
 use crate::shard::Split;
 
 /// Consecutive layers, with the embedding before a model's first and norm and head after its last.
@@ -14,6 +14,8 @@ pub struct Stage {
     pub first: bool,
     /// Whether it ends the model.
     pub last: bool,
+    /// The experts of each of its mixtures; none where it has all.
+    pub experts: Option<Range<usize>>,
 }
 
 impl Stage {
@@ -25,7 +27,18 @@ impl Stage {
     /// Stage `index` of `stages`, each of as many layers as the others, or one more.
     pub fn new(config: &ModelConfig, index: usize, stages: usize) -> Self {
         let start = |index: usize| index * config.num_layers / stages;
-        Self { layers: start(index)..start(index + 1), first: index == 0, last: index + 1 == stages }
+        Self {
+            layers: start(index)..start(index + 1),
+            first: index == 0,
+            last: index + 1 == stages,
+            experts: None,
+        }
+    }
+
+    /// The same with these experts of each mixture alone.
+    #[must_use]
+    pub fn with_experts(self, experts: Range<usize>) -> Self {
+        Self { experts: Some(experts), ..self }
     }
 
     /// The stage's parameters, in the order of [`CausalLm::parameters`]. A head that is
@@ -36,7 +49,15 @@ impl Stage {
         let is_tied = config.tie_embeddings && config.num_labels.is_none();
         // Learned positions are no head.
         let is_table = |spec: &ParamSpec| spec.split == Split::Outputs;
+        let is_elsewhere = |spec: &ParamSpec| match (spec.role, &self.experts) {
+            (Role::Expert(expert), Some(own)) => !own.contains(&expert),
+            _ => false,
+        };
         all.retain(|spec| match spec.layer {
+            Some(_) if is_elsewhere(spec) => {
+                layers_begun = true;
+                false
+            }
             Some(layer) => {
                 layers_begun = true;
                 self.layers.contains(&layer)

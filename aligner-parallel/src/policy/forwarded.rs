@@ -70,7 +70,22 @@ fn flat(scores: Tensor<2>) -> Tensor<1> {
 }
 
 /// Gives the last stage's loss and metrics to all stages.
-pub(super) fn share_sums(depth: &dyn Communicator, gradients: &mut Gradients) -> Result<()> {
+///
+/// # Errors
+/// `failure`, this stage's own; that another one failed; what the communicator reports.
+pub(super) fn share_sums(
+    depth: &dyn Communicator,
+    gradients: &mut Gradients,
+    failure: Option<Error>,
+) -> Result<()> {
+    let mut failed = [f64::from(u8::from(failure.is_some()))];
+    depth.all_reduce_host(&mut failed, Reduce::Max, SUMS)?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    if failed[0] > 0.0 {
+        return Err(Error::Invalid("another stage of the pipeline failed; see its error".into()));
+    }
     let is_last = depth.rank() + 1 == depth.size();
     let own = if is_last { encode(gradients) } else { Vec::new() };
     let mut len = [own.len() as f64];

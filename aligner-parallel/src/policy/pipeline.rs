@@ -151,11 +151,8 @@ impl Pipeline {
             }
         }
         let Passes { mut gradients, failure, .. } = passes;
-        forwarded::share_sums(self.activations.as_ref(), &mut gradients)?;
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(gradients),
-        }
+        forwarded::share_sums(self.activations.as_ref(), &mut gradients, failure)?;
+        Ok(gradients)
     }
 }
 

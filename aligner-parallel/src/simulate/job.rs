@@ -147,7 +147,7 @@ impl Job {
     /// Everything that keeps this job from running on these ranks; empty where nothing does.
     pub fn check(&self, cluster: &Cluster, mesh: &Mesh, model: &ModelConfig) -> Vec<String> {
         let mut problems = cluster.check();
-        problems.extend(mesh.check(model, 0).err().map(|error| error.to_string()));
+        problems.extend(mesh.check(model).err().map(|error| error.to_string()));
         problems.extend(self.numbers());
         let ranks = cluster.nodes.saturating_sub(self.critic_nodes) * cluster.ranks_per_node;
         if ranks != mesh.size() {

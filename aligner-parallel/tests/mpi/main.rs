@@ -91,7 +91,9 @@ fn parity(comm: &Arc<dyn Communicator>) {
         [&layouts::TENSOR[..], &layouts::CONTEXT, &layouts::PIPELINE, &layouts::DATA, &layouts::MIXED];
     for case in Case::ALL {
         let expected = case.on_one();
-        for layout in layouts.concat().into_iter().filter(|layout| layout.ranks() == RANKS) {
+        let experts = if case == Case::Mixture { &layouts::EXPERT[..] } else { &[] };
+        let all = layouts.concat().into_iter().chain(experts.iter().copied());
+        for layout in all.filter(|layout| layout.ranks() == RANKS) {
             let what = format!("{case:?} on {layout:?}, rank {}", comm.rank());
             match case.outcome(layout, comm.clone()) {
                 Ok(outcome) => outcome.compare(&expected, &what),

@@ -73,6 +73,8 @@ pub(crate) enum Case {
     Scores,
     /// A low-rank adapter on every linear.
     Adapted,
+    /// Four experts in each layer, of which a token has two.
+    Mixture,
 }
 
 /// What a layout makes of a case.
@@ -95,21 +97,29 @@ const STEPS: usize = 10;
 const LEARNING_RATE: f64 = 1e-5;
 
 impl Case {
-    pub(crate) const ALL: [Self; 4] = [Self::Plain, Self::TiedWithBiases, Self::Scores, Self::Adapted];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Plain, Self::TiedWithBiases, Self::Scores, Self::Adapted, Self::Mixture];
 
     fn model(self) -> CausalLm {
         let biases = self == Self::TiedWithBiases;
-        let json = serde_json::json!({
+        let mut json = serde_json::json!({
             "model_type": "llama", "vocab_size": 37, "hidden_size": 32, "intermediate_size": 48,
             "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6,
             "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": biases, "attention_bias": biases, "mlp_bias": biases,
         });
+        if self == Self::Mixture {
+            json["model_type"] = "mixtral".into();
+            json["num_local_experts"] = 4.into();
+            json["num_experts_per_tok"] = 2.into();
+            let json = json.as_object_mut().unwrap();
+            json.retain(|key, _| !key.ends_with("_bias"));
+        }
         let config = ModelConfig::from_json("parity".as_ref(), &json).unwrap();
         let model = CausalLm::init(config, 7, &Device::flex()).unwrap();
         let model = grown(model);
         match self {
-            Self::Plain | Self::TiedWithBiases => model,
+            Self::Plain | Self::TiedWithBiases | Self::Mixture => model,
             Self::Scores => model.with_score_head(2, 3).unwrap(),
             Self::Adapted => {
                 let lora = LoraConfig { r: 4, ..LoraConfig::default() };
@@ -180,7 +190,7 @@ impl Case {
         let values = columns.into_iter().flatten().flat_map(|column| to_vec(&column)).collect();
 
         let adamw = AdamW::new(AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() })?;
-        let mut optimizer = MeshAdamW::new(&policy, adamw, layout.shared);
+        let mut optimizer = MeshAdamW::new(&policy, adamw, layout.shared)?;
         let mut outcome = Outcome {
             loss: 0.0,
             norm: 0.0,
@@ -232,7 +242,7 @@ impl Case {
         Ok(whole.iter().map(|param| (param.name.clone(), to_vec(&param.value))).collect())
     }
 
-    /// Four micro-batches of several groups: shared prompts, a lone sample, long and short ones.
+    /// Five micro-batches of several groups: shared prompts, a lone sample, long and short ones.
     fn batches(self) -> Vec<Batch> {
         let tokens = |seed: u32, len: u32| (0..len).map(move |i| (seed * 11 + i * i * 5 + i * 3) % 37);
         let group = |seed: u32, prompt: u32, answers: &[u32]| Group {
@@ -251,6 +261,7 @@ impl Case {
             vec![group(3, 17, &[6, 6])],
             vec![group(4, 1, &[3, 1]), group(5, 6, &[2, 7, 1]), group(6, 3, &[9])],
             vec![group(7, 12, &[11])],
+            vec![group(8, 4, &[6, 2])],
         ]
         .iter()
         .map(|groups| Batch::collate(groups).unwrap())

@@ -38,6 +38,17 @@ pub(crate) const DATA: [Layout; 6] = [
     Layout::new([1, 1, 1, 4, 1]).share_parameters(),
 ];
 
+/// Of mixtures of experts.
+pub(crate) const EXPERT: [Layout; 7] = [
+    Layout::new([1, 1, 2, 1, 1]),
+    Layout::new([1, 1, 4, 1, 1]),
+    Layout::new([1, 1, 2, 2, 1]),
+    Layout::new([2, 1, 2, 1, 1]).sequence(),
+    Layout::new([1, 2, 2, 1, 1]).checkpointing(),
+    Layout::new([1, 1, 2, 1, 2]),
+    Layout::new([2, 1, 2, 1, 2]),
+];
+
 pub(crate) const MIXED: [Layout; 9] = [
     Layout::new([2, 1, 1, 2, 1]).shared(),
     Layout::new([2, 2, 1, 1, 1]).sequence().checkpointing(),

@@ -33,6 +33,12 @@ fn data_parallel() {
 }
 
 #[test]
+fn expert_parallel() {
+    let expected = Case::Mixture.on_one();
+    layouts::EXPERT.iter().for_each(|layout| Case::Mixture.check_on_threads(*layout, &expected));
+}
+
+#[test]
 fn mixed_meshes() {
     check(&layouts::MIXED);
 }

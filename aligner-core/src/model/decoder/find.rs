@@ -1,5 +1,7 @@
 //! Finding a model's parameters in a set, by the names that its family gives them.
 
+use std::ops::Range;
+
 use super::Decoder;
 use super::layer::{Around, Attention, Layer, Mlp, MlpKind, Qkv, Shared};
 use crate::model::exec::{Linear, Mixture, Norm, NormKind};
@@ -15,7 +17,7 @@ impl Decoder {
     /// # Errors
     /// [`Error::Invalid`] names a parameter that is absent.
     pub fn new(config: &ModelConfig, params: &ParamSet, stage: &Stage) -> Result<Self> {
-        let (find, parts) = (Find { config, params }, &config.family.parts);
+        let (find, parts) = (Find { config, params, experts: stage.experts.clone() }, &config.family.parts);
         let ropes = [Some(config.rope), config.local_rope].into_iter().flatten();
         let ropes = ropes.filter(|_| parts.rotary).map(|rope| rope.frequencies(config.head_dim));
         let weight = |part: &str| find.id(&format!("{}.weight", outer_name(config, part)));
@@ -36,6 +38,8 @@ impl Decoder {
 struct Find<'a> {
     config: &'a ModelConfig,
     params: &'a ParamSet,
+    /// Those that are here; none where all are.
+    experts: Option<Range<usize>>,
 }
 
 impl Find<'_> {
@@ -133,7 +137,7 @@ impl Find<'_> {
         };
         let mixture = Mixture {
             router: self.linear(index, names.router, false)?,
-            experts: (0..sizes.count).map(expert).collect::<Result<_>>()?,
+            experts: self.experts.clone().unwrap_or(0..sizes.count).map(expert).collect::<Result<_>>()?,
             per_token: sizes.per_token,
             normalized: sizes.normalized,
             activation: self.config.family.parts.activation,
