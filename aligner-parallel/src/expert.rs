@@ -48,6 +48,9 @@ impl ExpertRanks {
 
     /// The most passes that any of the ranks has.
     pub(crate) fn most(&self, own: usize) -> Result<usize> {
+        if self.size() == 1 {
+            return Ok(own);
+        }
         let mut most = [own as f64];
         self.comm.all_reduce_host(&mut most, Reduce::Max, COUNTS)?;
         Ok(most[0] as usize)

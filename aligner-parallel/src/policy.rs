@@ -243,7 +243,8 @@ impl Policy for ParallelLm {
             Some(how) => how.gather(&self.params, |_| true)?,
             None => self.params.clone(),
         };
-        if self.pipeline.is_none() && self.comms.along(Axis::Tensor).size() == 1 {
+        let is_cut = self.comms.along(Axis::Tensor).size() > 1 || self.experts.size() > 1;
+        if self.pipeline.is_none() && !is_cut {
             return Ok(own);
         }
         self.pieces.join_all(&own)
