@@ -4,6 +4,8 @@
 
 mod experts;
 
+use std::collections::HashSet;
+
 use aligner_core::model::{CausalLm, Exec, Linear, Mixture, ModelConfig, Norm, NormKind};
 pub(crate) use aligner_core::ops::cube::Accelerator;
 use aligner_core::ops::cube::{
@@ -15,7 +17,7 @@ use aligner_core::ops::rows::{PAGE, PackedKind, page_elements};
 use aligner_core::ops::{Activation, AttentionShape};
 use aligner_core::{Device, Drawn, Error, Param, ParamId, Policy as _, Result, Sampling};
 
-use crate::config::EngineDevice;
+use crate::config::{EngineDevice, copied};
 use crate::host::Batch;
 use crate::pages::Page;
 use crate::weights::Weights;
@@ -48,24 +50,18 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// Copies of another kind than bf16.
-    pub(crate) fn new(
-        device: &Accelerator,
-        model: &CausalLm,
-        head: ParamId,
-        packed: Option<PackedKind>,
-    ) -> Result<Self> {
+    pub(crate) fn new(device: &Accelerator, model: &CausalLm, packed: Option<PackedKind>) -> Result<Self> {
         if let Some(kind) = packed.filter(|&kind| kind != PackedKind::Bf16) {
             let message = format!("{kind:?} copies are for the CPU; on an accelerator, bf16 or none");
             return Err(Error::setting("packed", message));
         }
-        let (embedding, positions) = (model.body().embedding_id()?, model.body().positions_id());
+        let embedding = model.body().embedding_id()?;
+        let copied: HashSet<String> = copied(model.config()).map(|spec| spec.name).collect();
         let (mut values, mut matrices) = (Vec::new(), Vec::new());
         for (at, param) in model.params().iter().enumerate() {
             // Rows of the embedding are read in f32.
-            let is_embedding =
-                at == embedding.index() || positions.is_some_and(|positions| at == positions.index());
-            let is_head = at == head.index();
-            let shape = packed.and(matrix_shape(param)).filter(|_| is_head || !is_embedding);
+            let is_embedding = at == embedding.index();
+            let shape = packed.and(matrix_shape(param)).filter(|_| copied.contains(&param.name));
             let copy = shape.map(|shape| device.bf16_matrix(&param.value, shape));
             let whole = copy.is_none() || is_embedding;
             values.push(whole.then(|| device.parameter(&param.value)).transpose()?);

@@ -2,6 +2,7 @@
 
 use aligner_core::model::{CausalLm, ModelConfig, ParamSpec, Role};
 use aligner_core::ops::rows::{PAGE, PackedKind};
+use aligner_core::shard::Split;
 use aligner_core::{Error, Result};
 
 use crate::host::Store;
@@ -136,20 +137,30 @@ impl EngineConfig {
     pub fn packed_bytes(&self, config: &ModelConfig) -> usize {
         let Some(kind) = self.packed else { return 0 };
         let bytes = |spec: ParamSpec| {
-            let is_embedding = spec.role == Role::Embedding;
-            let head = spec.role == Role::Head
-                || (config.tie_embeddings && is_embedding && spec.shape[0] == config.vocab_size);
-            let kind = if head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
-            let matrix = spec.shape.len() == 2 && (head || !is_embedding);
-            if matrix { kind.bytes(spec.shape.iter().product()) } else { 0 }
+            let is_head = matches!(spec.role, Role::Head | Role::Embedding);
+            let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
+            kind.bytes(spec.shape.iter().product())
         };
-        CausalLm::parameters(config).into_iter().map(bytes).sum()
+        copied(config).map(bytes).sum()
     }
 
     /// Bytes of a page, [`PAGE`] tokens, in all layers.
     pub fn page_bytes(config: &ModelConfig) -> usize {
         Store::page_bytes(config)
     }
+}
+
+/// The parameters of which an engine makes smaller copies: the base's matrices, but for an embedding that is no
+/// head, and for routers, where rounding would choose other experts.
+pub(crate) fn copied(config: &ModelConfig) -> impl Iterator<Item = ParamSpec> {
+    let has_copy = |spec: &ParamSpec| match spec.role {
+        Role::Embedding => {
+            config.tie_embeddings && config.num_labels.is_none() && spec.split == Split::Outputs
+        }
+        Role::Router => false,
+        _ => true,
+    };
+    CausalLm::parameters(config).into_iter().filter(move |spec| spec.shape.len() == 2 && has_copy(spec))
 }
 
 /// Bytes that the system can give without swapping; 2 GiB where it does not say.

@@ -227,7 +227,9 @@ impl Pass<'_> {
                 ))
             })?);
             if let Some(scale) = scale {
-                x.iter_mut().for_each(|x| *x *= scale);
+                for x in x.iter_mut() {
+                    *x *= scale;
+                }
             }
             if let Some(positions) = positions {
                 // The engine has checked that no request is longer than the context.

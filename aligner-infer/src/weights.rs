@@ -1,15 +1,17 @@
 //! The weights that the engine runs on: the trainer's own, by handle, or smaller copies of the matrices.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aligner_core::model::{Adapter, CausalLm, Linear, Lora};
+use aligner_core::model::{CausalLm, Linear, Lora};
 use aligner_core::ops::AdaptedRows;
 use aligner_core::ops::host::HostTensor;
 use aligner_core::ops::rows::{F32, PackedKind, PackedWeight, Weight};
 use aligner_core::{Error, Param, ParamId, ParamSet, Policy as _, Result};
 
 use crate::accelerator::{Accelerator, DeviceWeights};
+use crate::config::copied;
 
 /// Copies of a model's parameters, in their order. Versions that share a parameter share its copy.
 type Copies = Vec<Option<Arc<PackedWeight>>>;
@@ -86,26 +88,21 @@ impl Weights {
     fn pack_beside(&mut self, kind: Option<PackedKind>, made: &Copies) -> Result<()> {
         let start = Instant::now();
         if let Some(accelerator) = &self.accelerator {
-            self.on_device = Some(DeviceWeights::new(accelerator, &self.model, self.head, kind)?);
+            self.on_device = Some(DeviceWeights::new(accelerator, &self.model, kind)?);
             self.packing = start.elapsed();
             return Ok(());
         }
         let Some(kind) = kind else { return Ok(()) };
-        let (embedding, positions) =
-            (self.model.body().embedding_id().ok(), self.model.body().positions_id());
+        let copied: HashSet<String> = copied(self.model.config()).map(|spec| spec.name).collect();
         let copy = |(at, (param, tensor)): (usize, (&Param, &HostTensor))| {
             if let Some(Some(made)) = made.get(at) {
                 return Some(Arc::clone(made));
             }
-            if Adapter::owns(&param.name) {
-                return None;
-            }
-            // Rows of the embedding are read where they are; a head's rounding is in every logit.
-            let is_embedding = [embedding, positions].into_iter().flatten().any(|id| id.index() == at);
+            // A head's rounding is in every logit.
             let is_head = at == self.head.index();
             let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
             match param.shape[..] {
-                [outputs, inputs] if is_head || !is_embedding => {
+                [outputs, inputs] if copied.contains(&param.name) => {
                     Some(Arc::new(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind)))
                 }
                 _ => None,
@@ -230,6 +227,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::EngineConfig;
 
     #[test]
     fn a_refit_of_an_adapter_shares_every_copy_and_one_of_a_matrix_all_others() {
@@ -253,5 +251,23 @@ mod tests {
         };
         assert_eq!(shared("model.layers.0.self_attn.q_proj.lora_B.weight"), (8, 8));
         assert_eq!(shared("model.layers.0.self_attn.q_proj.weight"), (7, 8));
+    }
+
+    #[test]
+    fn a_mixture_has_copies_of_its_experts_and_none_of_its_routers() {
+        let json = json!({
+            "model_type": "qwen2_moe", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 32,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 3,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32,
+        });
+        let config = ModelConfig::from_json("tiny".as_ref(), &json).unwrap();
+        let model = CausalLm::init(config.clone(), 1, &Device::flex()).unwrap();
+        let weights = Weights::new(model, 0, Some(PackedKind::Int8), None).unwrap();
+        // Four of the attention, nine of the experts, three of the shared one; and the head.
+        assert_eq!(weights.copies().count(), 2 * (4 + 9 + 3) + 1);
+        let settings = EngineConfig { packed: Some(PackedKind::Int8), ..EngineConfig::default() };
+        let bytes: usize = weights.copies().map(|copy| copy.bytes()).sum();
+        // Rows of 16 are no whole groups: they are bf16, which the estimate leaves out.
+        assert!(bytes >= settings.packed_bytes(&config), "{bytes} {}", settings.packed_bytes(&config));
     }
 }

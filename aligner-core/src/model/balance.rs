@@ -27,22 +27,14 @@ impl Balance {
     /// experts of a row where all are used alike. None where no layer has a mixture.
     pub(crate) fn loss(&self) -> Option<Tensor<1>> {
         let whole = self.probabilities.iter().cloned().reduce(|sum, layer| sum + layer)?;
-        Some(self.of(whole, &self.counts, self.rows))
+        Some(uneven(&whole, &self.counts, self.rows))
     }
 
     /// This part's share of the loss of a whole that has such counts and rows: shares add up, in value and
     /// gradient.
     pub(crate) fn share(&self, whole: &Self) -> Option<Tensor<1>> {
         let own = self.probabilities.iter().cloned().reduce(|sum, layer| sum + layer)?;
-        Some(self.of(own, &whole.counts, whole.rows))
-    }
-
-    fn of(&self, probabilities: Tensor<2>, counts: &[usize], rows: usize) -> Tensor<1> {
-        let rows = rows.max(1) as f64;
-        let scale = |&count: &usize| (counts.len() as f64 * count as f64 / (rows * rows)) as f32;
-        let scales: Vec<f32> = counts.iter().map(scale).collect();
-        let scales = TensorData::new(scales, [1, counts.len()]);
-        (probabilities.clone() * Tensor::from_data(scales, &probabilities.device())).sum()
+        Some(uneven(&own, &whole.counts, whole.rows))
     }
 
     /// The parts of a batch that ran one after the other, as one.
@@ -52,6 +44,14 @@ impl Balance {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
         self.probabilities.extend(other.probabilities.iter().cloned());
     }
+}
+
+/// The loss of experts that had `counts` of `rows`, whose probabilities add up to `sums` `[1, experts]`.
+fn uneven(sums: &Tensor<2>, counts: &[usize], rows: usize) -> Tensor<1> {
+    let rows = rows.max(1) as f64;
+    let scale = |&count: &usize| (counts.len() as f64 * count as f64 / (rows * rows)) as f32;
+    let scales = TensorData::new(counts.iter().map(scale).collect::<Vec<f32>>(), [1, counts.len()]);
+    (sums.clone() * Tensor::from_data(scales, &sums.device())).sum()
 }
 
 #[cfg(test)]

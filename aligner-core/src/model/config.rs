@@ -29,6 +29,7 @@ const MAX_PARAMS: usize = 1 << 44;
 
 /// The shape of a decoder-only language model, as in Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of `config.json`")]
 pub struct ModelConfig {
     /// The family, which `model_type` names.
     pub family: &'static Family,

@@ -111,12 +111,11 @@ fn count_with(config: &ModelConfig, experts: usize) -> Option<usize> {
     };
     let of_layers = |layer: Option<usize>| {
         let mut list = List { config, specs: Vec::new(), layer: None };
-        match layer {
-            Some(layer) => list.layer(layer, 0..1),
-            None => {
-                list.embeddings();
-                list.ends();
-            }
+        if let Some(layer) = layer {
+            list.layer(layer, 0..1);
+        } else {
+            list.embeddings();
+            list.ends();
         }
         let of_experts = elements(&list.specs, true)?.checked_mul(experts)?;
         elements(&list.specs, false)?.checked_add(of_experts)

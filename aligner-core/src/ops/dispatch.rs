@@ -105,7 +105,9 @@ impl Kernel for Dispatch {
             .par_chunks_mut(self.hidden.max(1))
             .zip(self.routes.slots.par_chunks_exact(self.routes.per_row)))
         .for_each(|(of_x, slots)| {
-            slots.iter().for_each(|&slot| add(of_x, &grad[slot as usize * self.hidden..][..self.hidden]));
+            for &slot in slots {
+                add(of_x, &grad[slot as usize * self.hidden..][..self.hidden]);
+            }
         });
         let mut grads = NO_GRADS;
         grads[0] = Grad::Data(of_x);

@@ -23,7 +23,7 @@ pub enum Activation {
 }
 
 /// Twice `sqrt(2 / pi)`, and that times 0.044715.
-const GELU: [f32; 2] = [1.595_769_1, 0.071_354_82];
+const GELU: [f32; 2] = [1.595_769_2, 0.071_354_816];
 
 /// `activation(gate) * up`, both `[tokens, intermediate]`.
 ///
@@ -95,6 +95,7 @@ fn sigmoid(x: f32) -> f32 {
 vectorized! {
     fn forward(gate: &[f32], up: &[f32], activation: Activation, out: &mut [f32]) {
         #[inline(always)]
+        #[expect(clippy::inline_always, reason = "part of vectorised bodies")]
         fn each(gate: &[f32], up: &[f32], out: &mut [f32], s: impl Fn(f32) -> f32) {
             for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
                 *out = gate / (1.0 + exp(-s(*gate))) * up;
@@ -108,6 +109,7 @@ vectorized! {
     /// `activation(gate) * up` in place of the gate.
     pub(super) fn forward_in_place(gate: &mut [f32], up: &[f32], activation: Activation) {
         #[inline(always)]
+        #[expect(clippy::inline_always, reason = "part of vectorised bodies")]
         fn each(gate: &mut [f32], up: &[f32], s: impl Fn(f32) -> f32) {
             for (gate, up) in gate.iter_mut().zip(up) {
                 *gate = *gate / (1.0 + exp(-s(*gate))) * up;
@@ -121,6 +123,7 @@ vectorized! {
     /// `activation(x)` in place.
     pub(super) fn activate_in_place(x: &mut [f32], activation: Activation) {
         #[inline(always)]
+        #[expect(clippy::inline_always, reason = "part of vectorised bodies")]
         fn each(x: &mut [f32], s: impl Fn(f32) -> f32) {
             for x in x {
                 *x /= 1.0 + exp(-s(*x));
@@ -140,6 +143,7 @@ vectorized! {
         of_up: &mut [f32],
     ) {
         #[inline(always)]
+        #[expect(clippy::inline_always, reason = "part of vectorised bodies")]
         fn each(
             [gate, up, grad]: [&[f32]; 3],
             [of_gate, of_up]: [&mut [f32]; 2],
@@ -160,6 +164,7 @@ vectorized! {
 vectorized! {
     fn backward_alone(x: &[f32], grad: &[f32], activation: Activation, of_x: &mut [f32]) {
         #[inline(always)]
+        #[expect(clippy::inline_always, reason = "part of vectorised bodies")]
         fn each(
             [x, grad]: [&[f32]; 2],
             of_x: &mut [f32],

@@ -53,7 +53,9 @@ impl Routes {
 
     fn of(chosen: Vec<u32>, experts: usize, per_row: usize) -> Self {
         let mut counts = vec![0; experts];
-        chosen.iter().for_each(|&expert| counts[expert as usize] += 1);
+        for &expert in &chosen {
+            counts[expert as usize] += 1;
+        }
         let mut next: Vec<usize> =
             (counts.iter()).scan(0, |start, &count| Some(std::mem::replace(start, *start + count))).collect();
         let (mut rows, mut slots) = (vec![0; chosen.len()], Vec::with_capacity(chosen.len()));
@@ -87,7 +89,9 @@ impl Routes {
             } else {
                 logits.iter().map(|logit| (logit - largest).exp()).sum()
             };
-            out.iter_mut().for_each(|out| *out /= sum);
+            for out in out {
+                *out /= sum;
+            }
         }
     }
 }

@@ -75,7 +75,9 @@ pub fn open_rows(x: &mut [f32], opening: &[f32]) {
     let columns = x.len().checked_div(opening.len()).unwrap_or(0).max(1);
     for (row, opening) in x.chunks_exact_mut(columns).zip(opening) {
         let factor = 1.0 / (1.0 + (-opening).exp());
-        row.iter_mut().for_each(|x| *x *= factor);
+        for x in row {
+            *x *= factor;
+        }
     }
 }
 

@@ -91,6 +91,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 ///
 /// Cephes' `tanhf`: an odd polynomial up to 0.625, `1 - 2 / (e^2x + 1)` above.
 #[inline(always)]
+#[expect(clippy::inline_always, reason = "part of vectorised bodies")]
 #[expect(clippy::excessive_precision, reason = "the published coefficients")]
 pub(crate) fn tanh(x: f32) -> f32 {
     let square = x * x;

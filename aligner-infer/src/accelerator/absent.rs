@@ -2,7 +2,7 @@
 
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PackedKind;
-use aligner_core::{Device, Drawn, Error, ParamId, Result, Sampling};
+use aligner_core::{Device, Drawn, Error, Result, Sampling};
 
 use crate::config::EngineDevice;
 use crate::host::Batch;
@@ -37,7 +37,7 @@ pub(crate) fn choose(device: EngineDevice, _: &Device) -> Result<Option<Accelera
 pub(crate) enum DeviceWeights {}
 
 impl DeviceWeights {
-    pub(crate) fn new(device: &Accelerator, _: &CausalLm, _: ParamId, _: Option<PackedKind>) -> Result<Self> {
+    pub(crate) fn new(device: &Accelerator, _: &CausalLm, _: Option<PackedKind>) -> Result<Self> {
         match *device {}
     }
 

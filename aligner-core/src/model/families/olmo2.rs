@@ -1,5 +1,5 @@
-//! OLMo 2: norms after each block rather than before, and norms over all queries and all keys (OLMo Team 2025,
-//! arXiv:2501.00656).
+//! `OLMo` 2: norms after each block rather than before, and norms over all queries and all keys (the `OLMo`
+//! team 2025, arXiv:2501.00656).
 
 use super::llama;
 use crate::model::family::{Around, Defaults, Family, HeadNorms, Keys, Parts};

@@ -7,8 +7,8 @@ use crate::ops::Activation;
 use crate::{Error, Result};
 
 /// Twice `sqrt(2 / pi)`, and that times 0.044715: see [`crate::ops::gated`].
-const GELU: f32 = 1.595_769_1;
-const GELU_CUBE: f32 = 0.071_354_82;
+const GELU: f32 = 1.595_769_2;
+const GELU_CUBE: f32 = 0.071_354_816;
 
 /// `activation(gate) * up`, both of any equal shape.
 ///
