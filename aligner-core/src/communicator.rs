@@ -102,6 +102,22 @@ pub trait Communicator: Send + Sync {
         let all = self.all_gather_uneven(Tensor::from_floats(numbers.as_slice(), &Device::flex()), phase)?;
         Ok(all.iter().map(|part| to_vec(part).into_iter().map(|number| number as u8).collect()).collect())
     }
+    /// The next number of a count that the group shares, from 0: each number goes to one rank, in the order in which
+    /// they ask, and nobody meets. Each `round` has a count of its own, and rounds ascend: after one rank has asked in a
+    /// later round, none may ask in an earlier one. `taken` says how many numbers of the round this rank has had.
+    ///
+    /// Between processes the group's first rank answers, when it calls the communicator: where it computes for long, it
+    /// should [`attend`](Communicator::attend) meanwhile.
+    fn take(&self, round: u64, taken: u64, phase: Phase) -> Result<u64> {
+        if self.size() == 1 {
+            return Ok(taken);
+        }
+        Err(Error::Invalid(format!("{}, round {round}: this communicator has no shared count", phase.name)))
+    }
+    /// Answers what others have asked meanwhile; waits for nobody, and fails after a failure.
+    fn attend(&self, _phase: Phase) -> Result<()> {
+        Ok(())
+    }
     /// Waits until every rank has come.
     fn barrier(&self, phase: Phase) -> Result<()> {
         self.all_reduce_host(&mut [], Reduce::Max, phase)

@@ -71,6 +71,8 @@ pub(crate) struct Board<P> {
     meetings: BTreeMap<GroupKey, Meetings<P>>,
     /// Letters on the way, by group, sender and receiver.
     letters: BTreeMap<(GroupKey, usize, usize), VecDeque<(Call, P)>>,
+    /// By group: the round of its count, and the next number.
+    counts: BTreeMap<GroupKey, (u64, u64)>,
     /// Whether all ranks look at this board, or one alone.
     shared: bool,
     /// By rank that looks at this board: what its threads wait for.
@@ -89,6 +91,7 @@ impl<P: Clone> Board<P> {
         Self {
             meetings: BTreeMap::new(),
             letters: BTreeMap::new(),
+            counts: BTreeMap::new(),
             shared,
             waits: vec![Vec::new(); ranks],
             tickets: vec![0; ranks],
@@ -167,6 +170,25 @@ impl<P: Clone> Board<P> {
         self.letters.entry((key(group), from, to)).or_default().push_back((call.clone(), payload));
         self.woken[to] = true;
         Ok(())
+    }
+
+    /// The next number of the group's count in this round, for the rank of `group`.
+    pub(crate) fn take_number(&mut self, group: &Group, call: &Call, round: u64) -> Met<u64> {
+        if group.place != 0 {
+            self.check_receiver(group, call, 0)?;
+        }
+        self.check()?;
+        let (begun, next) = self.counts.entry(key(group)).or_insert((round, 0));
+        if round > *begun {
+            (*begun, *next) = (round, 0);
+        }
+        if round == *begun {
+            *next += 1;
+            return Ok(*next - 1);
+        }
+        let (rank, begun) = (group.rank(), *begun);
+        let cause = format!("rank {rank} called {call} in round {round}, but round {begun} has begun");
+        Err(self.fail(Failure::new(vec![rank], cause)))
     }
 
     /// Fails where the rank at place `to` has left, and will receive nothing.

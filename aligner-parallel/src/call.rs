@@ -28,6 +28,8 @@ pub enum Op {
     Send,
     /// Values of one rank.
     Recv,
+    /// The next number of the count that a group shares.
+    Take,
 }
 
 /// The type of the elements that travel; halves of floats travel as `f32`.
@@ -91,10 +93,11 @@ impl fmt::Display for Call {
             Op::Split => write!(f, "split"),
             Op::Send => write!(f, "send"),
             Op::Recv => write!(f, "recv"),
+            Op::Take => write!(f, "take"),
         }?;
         let element = if self.element == Element::F32 { "f32" } else { "f64" };
         match self.op {
-            Op::Barrier | Op::Split => write!(f, " in {:?}", self.phase),
+            Op::Barrier | Op::Split | Op::Take => write!(f, " in {:?}", self.phase),
             _ => write!(f, " of {} {element} in {:?}", self.elements, self.phase),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aligner_core::{CollectiveError, Communicator, Device, Error, Phase, Reduce, Result, Tensor};
 
 use crate::call::{Call, Element, Op, name_ranks};
+use crate::failure::Failure;
 use crate::form::{Form, concat};
 use crate::part::{Part, Parts};
 use crate::reduce::reduce_parts;
@@ -59,6 +60,11 @@ impl<T: Transport> Ranks<T> {
             }
             Err(failure) => failure,
         };
+        Err(self.failed(call, &failure))
+    }
+
+    /// A failure of the run as this rank tells it, which was about to do this.
+    fn failed(&self, call: &Call, failure: &Failure) -> Error {
         let history = failure.history.get_or_init(|| self.transport.history()).clone();
         let (culprits, cause) = (failure.culprits.clone(), failure.cause.clone());
         let (rank, size) = (self.group.rank(), self.group.run);
@@ -68,7 +74,7 @@ impl<T: Transport> Ranks<T> {
             format!(" among {}", name_ranks(&self.group.ranks))
         };
         let operation = format!("{call}{among}");
-        Err(CollectiveError { rank, size, operation, culprits, cause, history }.into())
+        CollectiveError { rank, size, operation, culprits, cause, history }.into()
     }
 
     /// A meeting of one exchange.
@@ -235,6 +241,18 @@ impl<T: Transport> Communicator for Ranks<T> {
         let call = call(Op::AllGatherUneven, form.element, form.elements, phase);
         let parts = self.meet(&call, phase, Parts::Same(form.part(values)))?;
         Ok(parts.into_iter().map(|part| form.tensor(&[part])).collect())
+    }
+
+    fn take(&self, round: u64, _taken: u64, phase: Phase) -> Result<u64> {
+        let call = call(Op::Take, Element::F64, 1, phase);
+        self.perform(&call, (self.group.place > 0).then_some(0), phase, |deadline| {
+            self.transport.take(&self.group, &call, deadline, round)
+        })
+    }
+
+    fn attend(&self, phase: Phase) -> Result<()> {
+        let call = call(Op::Take, Element::F64, 0, phase);
+        self.transport.attend().map_err(|failure| self.failed(&call, &failure))
     }
 
     fn barrier(&self, phase: Phase) -> Result<()> {

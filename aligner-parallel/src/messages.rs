@@ -151,6 +151,17 @@ impl<N: Network> Local<N> {
                 let place = group.ranks.iter().position(|&rank| rank == self.rank);
                 place.map_or(Ok(()), |place| self.board.send(&group, &call, place, part))
             }
+            Some(Message::Take(group, call, round)) => {
+                if group.ranks.first() != Some(&self.rank) {
+                    let cause =
+                        format!("rank {from} asked rank {} for a count that it does not keep", self.rank);
+                    return Err(self.board.fail(Failure::new(vec![from], cause)));
+                }
+                let number = self.board.take_number(&group, &call, round);
+                let letter = Message::Letter(numbers(&group, 0), call, Part::new(vec![number?]));
+                self.network.send(from, Arc::new(letter.encode()));
+                Ok(())
+            }
             Some(Message::Query) => {
                 let status = Message::Status(self.waits(), recorder.tell(self.rank));
                 self.network.send(from, Arc::new(status.encode()));
@@ -261,6 +272,31 @@ impl<N: Network> Transport for Messenger<N> {
         self.wait(&ticket?, deadline, since, Board::open)
     }
 
+    fn take(&self, group: &Group, call: &Call, deadline: Deadline, round: u64) -> Met<u64> {
+        let mut local = self.local();
+        local.take_in(&self.recorder);
+        if group.place == 0 {
+            let number = local.board.take_number(group, call, round);
+            local.spread();
+            return number;
+        }
+        let since = local.network.begun();
+        let ticket = local.board.await_letter(&numbers(group, group.place), call, 0);
+        if ticket.is_ok() {
+            let message = Message::Take(group.clone(), call.clone(), round);
+            local.network.send(group.ranks[0], Arc::new(message.encode()));
+        }
+        local.spread();
+        drop(local);
+        Ok(self.wait(&ticket?, deadline, since, Board::open)?.elements::<u64>()[0])
+    }
+
+    fn attend(&self) -> Met<()> {
+        let mut local = self.local();
+        local.take_in(&self.recorder);
+        local.board.failure().cloned().map_or(Ok(()), Err)
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -306,6 +342,11 @@ impl<N: Network> Drop for Messenger<N> {
             idle.rest();
         }
     }
+}
+
+/// The group of the letters that carry numbers of `group`'s count, apart from what its ranks send otherwise.
+fn numbers(group: &Group, place: usize) -> Group {
+    Group { id: group.id | 1 << 63, place, ..group.clone() }
 }
 
 /// Gives way while there is nothing to do: for a moment at once, then for longer and longer.

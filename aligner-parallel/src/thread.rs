@@ -153,6 +153,17 @@ impl Transport for Seat {
         Ok(letter.for_place(0))
     }
 
+    fn take(&self, group: &Group, call: &Call, _deadline: Deadline, round: u64) -> Met<u64> {
+        let mut board = self.board();
+        let number = board.take_number(group, call, round);
+        self.ring(&mut board);
+        number
+    }
+
+    fn attend(&self) -> Met<()> {
+        self.board().failure().cloned().map_or(Ok(()), Err)
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.world.recorders[self.rank]
     }

@@ -68,6 +68,12 @@ pub trait Transport: Send + Sync + 'static {
     /// Sends a part to the rank at place `to`, and does not wait for it.
     fn send(&self, group: &Group, call: &Call, to: usize, part: Part) -> Met<()>;
 
+    /// The next number of the group's count in this round, which the group's first rank keeps.
+    fn take(&self, group: &Group, call: &Call, deadline: Deadline, round: u64) -> Met<u64>;
+
+    /// Answers what others have asked, without waiting.
+    fn attend(&self) -> Met<()>;
+
     /// The next part of the rank at place `from`.
     fn recv(&self, group: &Group, call: &Call, deadline: Deadline, from: usize) -> Met<Part>;
 

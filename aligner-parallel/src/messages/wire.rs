@@ -17,6 +17,8 @@ pub(super) enum Message {
     Post(Group, Call, Part),
     /// A send to the receiver.
     Letter(Group, Call, Part),
+    /// Asks the group's first rank for a number of this round.
+    Take(Group, Call, u64),
     /// Asks for a status.
     Query,
     /// What the sender waits for, and its last operations.
@@ -33,6 +35,7 @@ impl Message {
         match self {
             Self::Post(group, call, part) => words.call(0, group, call, part),
             Self::Letter(group, call, part) => words.call(1, group, call, part),
+            Self::Take(group, call, round) => words.call(6, group, call, &Part::new(vec![*round])),
             Self::Query => words.number(2),
             Self::Status(waits, tale) => {
                 words.number(3);
@@ -69,6 +72,11 @@ impl Message {
                 let (group, call, part) = reader.call(from, run)?;
                 let part = Part::new(words).slice(part, 1);
                 if kind == 0 { Self::Post(group, call, part) } else { Self::Letter(group, call, part) }
+            }
+            6 => {
+                let (group, call, part) = reader.call(from, run)?;
+                let round = words.get(part.start / 8).filter(|_| part.len() == 8)?;
+                Self::Take(group, call, *round)
             }
             2 => Self::Query,
             3 => {
@@ -129,6 +137,7 @@ impl Words {
             Op::Split => (7, 0),
             Op::Send => (8, 0),
             Op::Recv => (9, 0),
+            Op::Take => (10, 0),
         };
         for number in [kind, op, argument, usize::from(call.element == Element::F64), call.elements] {
             self.number(number);
@@ -195,6 +204,7 @@ impl Reader<'_> {
             (7, _) => Op::Split,
             (8, _) => Op::Send,
             (9, _) => Op::Recv,
+            (10, _) => Op::Take,
             _ => return None,
         };
         let element = if self.number()? == 1 { Element::F64 } else { Element::F32 };
@@ -222,7 +232,7 @@ mod tests {
     fn every_call_comes_out_as_it_went_in() {
         let reductions = [Reduce::Sum, Reduce::Max, Reduce::Mean].map(Op::AllReduce);
         let others = [Op::AllGather, Op::AllGatherUneven, Op::ReduceScatter, Op::Broadcast(2), Op::AllToAll];
-        let rest = [Op::Barrier, Op::Split, Op::Send, Op::Recv];
+        let rest = [Op::Barrier, Op::Split, Op::Send, Op::Recv, Op::Take];
         for op in reductions.into_iter().chain(others).chain(rest) {
             let message = post(op);
             let got = Message::decode(message.encode(), 1, 5).expect("a message");
@@ -238,7 +248,9 @@ mod tests {
     #[test]
     fn news_come_out_as_they_went_in() {
         let wait = Wait { call: "a barrier".into(), missing: vec![0, 3] };
+        let Message::Post(group, call, _) = post(Op::Take) else { panic!("a post") };
         let news = [
+            Message::Take(group, call, 12),
             Message::Query,
             Message::Status(vec![wait.clone(), wait], "nothing happened".into()),
             Message::Failed { culprits: vec![2], cause: "it is late".into() },

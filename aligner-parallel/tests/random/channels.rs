@@ -18,7 +18,7 @@ const LARGE: usize = 64;
 /// A message, its sender, and whether it has been taken.
 type Sent = (usize, Arc<Vec<u64>>, Arc<AtomicBool>);
 
-struct Channels {
+pub(crate) struct Channels {
     rank: usize,
     to: Vec<Sender<Sent>>,
     from: Receiver<Sent>,
@@ -62,7 +62,7 @@ impl Network for Channels {
 }
 
 /// Runs ranks as threads; returns what they gave, and how their networks were closed.
-fn run<R: Send>(
+pub(crate) fn run<R: Send>(
     size: usize,
     work: impl Fn(MessageComm<Channels>) -> R + Sync,
 ) -> (Vec<Result<R>>, Vec<(usize, bool)>) {

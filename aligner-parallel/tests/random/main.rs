@@ -3,6 +3,7 @@
 
 mod channels;
 mod fault;
+mod numbers;
 mod oracle;
 mod program;
 
