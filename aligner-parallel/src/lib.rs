@@ -14,6 +14,7 @@
 //! # Ok::<(), aligner_core::Error>(())
 //! ```
 
+pub mod balance;
 mod board;
 #[cfg(test)]
 mod board_tests;
@@ -37,6 +38,9 @@ mod process;
 mod recorder;
 mod reduce;
 mod schedule;
+#[cfg(test)]
+mod schedule_tests;
+pub mod simulate;
 mod solo;
 mod tensor;
 mod thread;

@@ -5,9 +5,9 @@
 //! A rank works through its list from the front: it receives what a task needs, waiting for it, computes,
 //! and sends the result without waiting. Every list here goes through in that way.
 //!
-//! Activations and gradients have to travel on channels of their own, such as two groups of the same
-//! ranks: on each of them a rank receives in the order in which the other has sent, but with two stages
-//! and several chunks a rank sends both kinds to the same neighbour, in another order than they are used.
+//! What a rank receives from another comes in the order in which the other has sent it, activations and
+//! gradients alike: one channel for each pair of ranks is enough. On a single rank, what a part gives is
+//! handed to the next one in memory.
 
 use aligner_core::{Error, Result};
 
