@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     Registry, chat, check_algorithm, completions, eval, fetch, generate, inspect, launch, merge, plan, serve,
-    train,
+    simulate, train,
 };
 
 /// Aligns language models: supervised fine-tuning, reward models, preference optimisation, reinforcement learning.
@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Serve(serve::Arguments),
     Inspect(inspect::Arguments),
     Plan(plan::Arguments),
+    Simulate(simulate::Arguments),
     CheckAlgorithm(check_algorithm::Arguments),
     Merge(merge::Arguments),
     Fetch(fetch::Arguments),
@@ -50,6 +51,7 @@ impl Command {
             Self::Serve(arguments) => serve::run(&arguments).map(done),
             Self::Inspect(arguments) => inspect::run(&arguments, registry).map(done),
             Self::Plan(arguments) => plan::run(&arguments, registry).map(done),
+            Self::Simulate(arguments) => simulate::run(&arguments).map(done),
             Self::CheckAlgorithm(arguments) => check_algorithm::run(&arguments, registry).map(done),
             Self::Merge(arguments) => merge::run(&arguments).map(done),
             Self::Fetch(arguments) => fetch::run(&arguments).map(done),

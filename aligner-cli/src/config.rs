@@ -15,6 +15,7 @@ use std::path::Path;
 use aligner_algos::{Guarded, Watchdog};
 use aligner_core::{Algorithm, Error, Needs};
 use anyhow::Context as _;
+use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 
 pub use lora::LoraSection;
@@ -141,6 +142,25 @@ impl Run {
 pub(crate) fn blame(root: &Node, path: &str, message: &str, problems: &mut Problems) {
     let origin = root.find(path).map(|entry| entry.node.origin.clone());
     problems.push(origin, format!("`{path}`: {message}"));
+}
+
+/// Reads a file as run files are read, with every mistake at once: `defaults` of the form `key=value` are written where
+/// it says nothing, `overrides` over what it says. Without a file these are all there is.
+pub(crate) fn read_file<T: DeserializeOwned>(
+    path: Option<&Path>,
+    defaults: &[String],
+    overrides: &[String],
+) -> anyhow::Result<T> {
+    let text = path.map(read_text).transpose()?.unwrap_or_default();
+    let mut problems = Problems::new(path.unwrap_or(Path::new("defaults")), &text);
+    let mut root = parse(&text, &mut problems);
+    let absent = |default: &&String| default.split_once('=').is_none_or(|(key, _)| root.find(key).is_none());
+    let defaults: Vec<String> = defaults.iter().filter(absent).cloned().collect();
+    overrides::apply(&mut root, &defaults, &mut problems);
+    overrides::apply(&mut root, overrides, &mut problems);
+    let reading = read::<T>(&root, "", &mut problems);
+    problems.into_result()?;
+    reading.map(|reading| reading.value).context("nothing could be read")
 }
 
 fn read_text(path: &Path) -> anyhow::Result<String> {

@@ -30,6 +30,7 @@ mod registry;
 mod report;
 mod rundir;
 pub mod serve;
+mod simulate;
 mod train;
 mod wire;
 

@@ -1,9 +1,11 @@
 //! `aligner plan`: what a run will do and take, before it is started.
 
 mod memory;
+mod ranks;
 mod rollouts;
 mod shape;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use aligner_algos::{Learner, Reference};
@@ -13,6 +15,7 @@ use aligner_data::Loader;
 
 use crate::arguments::RunFile;
 use crate::progress::{clock, result};
+use crate::simulate::Place;
 use crate::train::{engine_config, total_steps};
 use crate::wire::{self, Addition, Data, LoadedModel};
 use crate::{Registry, Run};
@@ -27,6 +30,11 @@ pub(crate) struct Arguments {
     /// Load the model and time two steps, to estimate how long the run takes.
     #[arg(long)]
     measure: bool,
+    /// A cluster's file, as `aligner simulate` reads it, to predict a step of this run on its ranks.
+    #[arg(long, value_name = "CLUSTER.TOML")]
+    cluster: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<()> {
@@ -64,6 +72,9 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
         out.push_str(&time(&run, &model, &data, steps)?);
     } else {
         out.push_str("\ntime        `--measure` times two steps of this run on this machine");
+    }
+    if arguments.cluster.is_some() || arguments.place.is_given() {
+        out.push_str(&ranks::describe(&run, model.checkpoint.config().clone(), &shape, arguments)?);
     }
     result(&out);
     Ok(())

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what our steps take, beside `PyTorch`'s and beside slower forms of themselves.
 
+mod balance;
 mod rlhf;
 mod train;
 
@@ -24,6 +25,8 @@ enum Task {
     Train(train::Options),
     /// One step of PPO, from a naive form to ours, one optimisation after the other; writes docs/pictures.
     Rlhf(rlhf::Options),
+    /// How long ranks wait for each other while they draw, prompts split in advance or taken; writes docs/pictures.
+    Balance(balance::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -31,6 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => train::run(&options.train),
         Some(Task::Train(options)) => train::run(options),
         Some(Task::Rlhf(options)) => rlhf::run(options),
+        Some(Task::Balance(options)) => balance::run(options),
     }
 }
 

@@ -59,6 +59,16 @@ impl Shape {
         })
     }
 
+    /// Tokens of an average group.
+    pub(super) fn mean_tokens(&self) -> f64 {
+        self.mean_tokens
+    }
+
+    /// Tokens of the largest group.
+    pub(super) fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
     pub(super) fn describe(&self, run: &Run, data: &Data, steps: u64) -> String {
         let (section, learner) = (&run.config.run, &run.config.learner);
         let (rows, batch) = (data.train_rows(), section.batch_size);
