@@ -18,7 +18,7 @@ const WAYS: [(&str, Split, f64); 3] = [
     ("stealing, longest expected first", Split::Stealing, 0.5),
 ];
 /// What a real rank sleeps for a token.
-const TOKEN: Duration = Duration::from_micros(10);
+const TOKEN: Duration = Duration::from_micros(100);
 
 fn main() -> Result<()> {
     println!("{:<24} {:<34} {:>8} {:>8}", "ranks", "prompts", "seconds", "idle");
@@ -41,14 +41,12 @@ fn report(ranks: &str, prompts: &str, ends: &[f64]) -> Value {
     json!({ "ranks": ranks, "prompts": prompts, "seconds": seconds, "idle": idle, "ends": ends })
 }
 
-/// Llama 3 8B on a node of 8: 128 prompts of 4 samples, 16 of them on an engine at once.
+/// Llama 3 8B on a node of 8: 64 prompts of 16 samples of at most 2048 tokens, 16 of them on an engine at once.
 fn simulated(split: Split, known_variance: f64) -> Result<Vec<f64>> {
     let job = Job {
         algorithm: Workload::Grpo,
-        prompts: 128,
-        num_generations: 4,
+        max_response_tokens: 2048,
         max_running: 16,
-        batch_sequences: 512,
         split,
         known_variance,
         ..Job::default()
