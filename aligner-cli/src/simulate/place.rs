@@ -138,9 +138,9 @@ impl Shape {
 pub(crate) fn heading(scenario: &Scenario) -> String {
     let Scenario { cluster, mesh, model, job } = scenario;
     format!(
-        "predicted  for         {:.2} G parameters on {} nodes of {}: {mesh}, {} stages of {} chunks, {}\n\
+        "predicted  for         {:.1} M parameters on {} x {} ranks: {mesh}, {} x {} parts of layers, {}\n\
          predicted  step        {:?}: {} sequences in updates of {}\n",
-        model.num_params() as f64 / 1e9,
+        model.num_params() as f64 / 1e6,
         cluster.nodes,
         cluster.ranks_per_node,
         mesh.axis_size(Axis::Pipeline),

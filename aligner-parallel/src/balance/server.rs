@@ -56,7 +56,7 @@ impl<'a> PromptServer<'a> {
     ///
     /// # Errors
     /// What the communicator reports.
-    pub fn next(&mut self) -> Result<Option<usize>> {
+    pub fn take(&mut self) -> Result<Option<usize>> {
         if self.done {
             return Ok(None);
         }
@@ -116,12 +116,12 @@ mod tests {
                 let mut history = history(&prompts);
                 let mut server = PromptServer::new(&comm, step, &prompts, &history, split);
                 let mut own = Vec::new();
-                while let Some(prompt) = server.next()? {
+                while let Some(prompt) = server.take()? {
                     own.push(prompt);
                     let slow = Rng::new(&[step, comm.rank() as u64]).below(prompt as u64, 300);
                     std::thread::sleep(Duration::from_micros(slow));
                 }
-                assert_eq!(server.next()?, None, "it stays done");
+                assert_eq!(server.take()?, None, "it stays done");
                 // All ranks meet before the next step.
                 let drawn: Vec<(usize, f64)> = own.iter().map(|&prompt| (prompt, 1.0)).collect();
                 history.share(&comm, &prompts, &drawn)?;
@@ -161,7 +161,7 @@ mod tests {
             assert!(rank[0].is_sorted_by_key(place), "{rank:?}");
         }
         let mut server = PromptServer::new(&Solo, 7, &prompts, &history(&prompts), Split::Stealing);
-        let alone: Vec<usize> = std::iter::from_fn(|| server.next().unwrap()).collect();
+        let alone: Vec<usize> = std::iter::from_fn(|| server.take().unwrap()).collect();
         assert_eq!(alone, order);
     }
 
@@ -169,7 +169,7 @@ mod tests {
     fn samples(step: u64, prompt: usize) -> Vec<Vec<u64>> {
         let sample = |sample: u64| {
             let rng = Rng::new(&[42, step, prompt as u64, sample]);
-            (0..1 + rng.below(u64::MAX, 9)).map(|token| rng.below(token, 1000)).collect()
+            (0..=rng.below(u64::MAX, 9)).map(|token| rng.below(token, 1000)).collect()
         };
         (0..3).map(sample).collect()
     }

@@ -102,7 +102,7 @@ fn solve(used: &[usize], runs: &[Measured]) -> Option<Vec<f64>> {
             (column..size).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()))?;
         rows.swap(column, pivot);
         let top = rows[column].clone();
-        if !(top[column].abs() > 1e-12) {
+        if top[column].is_nan() || top[column].abs() <= 1e-12 {
             return None;
         }
         for (_, row) in rows.iter_mut().enumerate().filter(|(row, _)| *row != column) {

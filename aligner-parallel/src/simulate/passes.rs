@@ -121,7 +121,7 @@ impl Layout<'_> {
         Ok((phase.times(updates as f64), timeline))
     }
 
-    /// Into how many parts ZeRO splits what it splits.
+    /// Into how many parts the optimizer's state and what else is split are.
     pub(super) fn shards(&self) -> f64 {
         if self.job.zero_stage == 0 { 1.0 } else { self.axis(Axis::Data) * self.axis(Axis::Context) }
     }

@@ -34,13 +34,23 @@ pub struct Rollout {
     pub seconds: f64,
     /// By engine: when it ended.
     pub ends: Vec<f64>,
-    /// Passes of the engine that had most.
-    pub passes: usize,
+    /// By engine: its passes.
+    pub passes: Vec<usize>,
     /// Tokens that an engine's cache held at once, at most.
     pub cached_tokens: usize,
 }
 
 impl Rollout {
+    /// Passes of the engine that made most.
+    pub fn most_passes(&self) -> usize {
+        self.passes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Passes of the average engine.
+    pub fn mean_passes(&self) -> f64 {
+        self.passes.iter().sum::<usize>() as f64 / self.passes.len().max(1) as f64
+    }
+
     /// The share of all engines' time in which they had nothing left to do.
     pub fn idle(&self) -> f64 {
         let busy = self.ends.iter().sum::<f64>() / self.ends.len().max(1) as f64;
@@ -95,7 +105,7 @@ pub(super) fn simulate(job: &Job, lengths: &Lengths, engines: usize, passes: &Pa
     Rollout {
         seconds: ends.iter().copied().fold(0.0, f64::max),
         ends,
-        passes: state.iter().map(|engine| engine.passes).max().unwrap_or(0),
+        passes: state.iter().map(|engine| engine.passes).collect(),
         cached_tokens: state.iter().map(|engine| engine.most).max().unwrap_or(0),
     }
 }
@@ -154,10 +164,10 @@ mod tests {
         let job = Job { max_running: 2, split: Split::Static, prompt_tokens: 0, ..Job::default() };
         // 5 and 2 run; at 2 comes 4, which ends at 6.
         let rollout = simulate(&job, &lengths(&[5, 2, 4]), 1, &SECONDS);
-        assert_eq!((rollout.seconds, rollout.passes), (6.0, 6));
+        assert_eq!((rollout.seconds, rollout.most_passes()), (6.0, 6));
         // In batches: 5 and 2 until 5, then 4 until 9.
         let waves = Job { continuous_batching: false, ..job };
-        assert_eq!(simulate(&waves, &lengths(&[5, 2, 4]), 1, &SECONDS).passes, 9);
+        assert_eq!(simulate(&waves, &lengths(&[5, 2, 4]), 1, &SECONDS).most_passes(), 9);
     }
 
     #[test]

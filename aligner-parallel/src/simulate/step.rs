@@ -154,7 +154,7 @@ impl Scenario {
         let rollout = rollout::simulate(job, lengths, engines, &passes);
         let busy = rollout.seconds * (1.0 - rollout.idle());
         let mut phase = Phase::new("generate");
-        phase.communicate((exchange * rollout.passes as f64).min(busy));
+        phase.communicate(exchange * rollout.mean_passes());
         phase.compute(busy - phase.communication);
         phase.wait(rollout.seconds - busy);
         Ok((phase, rollout))

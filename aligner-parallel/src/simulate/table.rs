@@ -25,7 +25,7 @@ impl Report {
                 out,
                 "predicted  engines     {}; the longest makes {} passes, and {:.1} % of their time is idle",
                 rollout.ends.len(),
-                rollout.passes,
+                rollout.most_passes(),
                 100.0 * rollout.idle()
             );
         }
@@ -41,7 +41,12 @@ impl Report {
         let mut line = |name: &str, [seconds, compute, bubble, communication, waiting]: [f64; 5]| {
             let _ = writeln!(
                 out,
-                "predicted  {name:<18} {seconds:>10.3} {compute:>10.3} {bubble:>10.3} {communication:>14.3} {waiting:>10.3}"
+                "predicted  {name:<18} {:>10} {:>10} {:>10} {:>14} {:>10}",
+                short(seconds),
+                short(compute),
+                short(bubble),
+                short(communication),
+                short(waiting)
             );
         };
         let mut total = [0.0; 5];
@@ -60,7 +65,7 @@ impl Report {
             if !kinds.is_empty() {
                 let list = kinds.iter().map(kind).collect::<Vec<_>>().join(", ");
                 let sum: f64 = kinds.iter().map(|kind| kind.1).sum();
-                let _ = writeln!(out, "predicted  {what:<10}  {} a rank: {list}", gigabytes(sum));
+                let _ = writeln!(out, "predicted  {what:<10}  {} a rank: {list}", amount(sum));
             }
         }
         let (peak, there) = (self.memory.peak(), scenario.cluster.memory_bytes);
@@ -68,17 +73,33 @@ impl Report {
         let _ = write!(
             out,
             "predicted  memory      {} at the peak of a rank of {}: it {verdict}",
-            gigabytes(peak),
-            gigabytes(there)
+            amount(peak),
+            amount(there)
         );
         out
     }
 }
 
 fn kind((name, bytes): &Kind) -> String {
-    format!("{name} {}", gigabytes(*bytes))
+    format!("{name} {}", amount(*bytes))
 }
 
-fn gigabytes(bytes: f64) -> String {
-    format!("{:.2} GB", bytes / 1e9)
+fn amount(bytes: f64) -> String {
+    if bytes < 1e9 { format!("{:.1} MB", bytes / 1e6) } else { format!("{:.2} GB", bytes / 1e9) }
+}
+
+/// A time in seconds with three decimals, or with three digits where that would be nothing.
+fn short(seconds: f64) -> String {
+    if seconds == 0.0 || seconds >= 0.01 { format!("{seconds:.3}") } else { format!("{seconds:.2e}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_times_and_sizes_are_no_zeros() {
+        assert_eq!([0.0, 12.3456, 0.000_123].map(short), ["0.000", "12.346", "1.23e-4"]);
+        assert_eq!([5.5e6, 2.5e9].map(amount), ["5.5 MB", "2.50 GB"]);
+    }
 }
