@@ -260,10 +260,8 @@ impl Learner {
             let again = self::gradients(self.policy.as_ref(), algorithm, batches, []).ok()?;
             broken(&again).map(|_| batch.sample_ids())
         };
-        let samples = match self.policy.needs_others() {
-            true => None,
-            false => first_alone(algorithm.per(), groups, breaks),
-        };
+        let looks_again = !self.policy.needs_others();
+        let samples = looks_again.then(|| first_alone(algorithm.per(), groups, breaks)).flatten();
         let name = broken(gradients).unwrap_or_else(|| "all parameters together".into());
         let samples = samples.unwrap_or_else(|| vec!["none of this rank's alone".into()]);
         Error::NotFinite { what: format!("the gradient of {name}"), samples }

@@ -9,7 +9,7 @@ use aligner_core::weights::{
     AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model, save_tensors,
 };
 use aligner_core::{
-    Batch, Device, Forward, Group, LossOutput, Needs, ParamSet, Policy, Result, Sample, Tensor,
+    Batch, Device, Forward, Group, LossOutput, Needs, Param, ParamSet, Policy, Result, Sample, Tensor,
 };
 use serde_json::{Value, json};
 
@@ -184,10 +184,7 @@ fn a_saved_model_of_every_family_is_the_same_bit_for_bit() {
         }
         let plain = |config: &ModelConfig| ModelConfig { extra: Value::Null, ..config.clone() };
         assert_eq!(plain(saved.config()), plain(original.config()), "{name}");
-        assert_eq!(
-            original.config().num_params(),
-            model.params().iter().map(|p| p.elements()).sum::<usize>()
-        );
+        assert_eq!(original.config().num_params(), model.params().iter().map(Param::elements).sum::<usize>());
     }
 }
 

@@ -9,7 +9,7 @@ mod partition;
 
 use std::sync::Arc;
 
-use aligner_core::ops::host::to_vec;
+use aligner_core::ops::host::{HostTensor, to_vec};
 use aligner_core::ops::{Attended, AttentionPart, AttentionShape, Backward, elements, external};
 use aligner_core::{Communicator, Device, Error, Phase, Reduce, Result, Segment, Tensor};
 
@@ -42,7 +42,7 @@ impl Ring {
     /// Attention of this rank's rows over those of all.
     pub(crate) fn attend(
         &self,
-        qkv: [Tensor<2>; 3],
+        qkv: &[Tensor<2>; 3],
         segments: &Arc<[Segment]>,
         shape: AttentionShape,
     ) -> Result<Tensor<2>> {
@@ -59,7 +59,7 @@ impl Ring {
         }
         let round = Round { comm: self.comm.clone(), partition, shape };
         let host = qkv.each_ref().map(elements);
-        let [q, k, v] = host.each_ref().map(|host| host.as_slice());
+        let [q, k, v] = host.each_ref().map(HostTensor::as_slice);
         let Attended { out, log_sums } = round.forward(q, [k, v].concat())?;
         let shape = qkv[0].dims();
         let pullback = move |pass: Backward<'_>| {

@@ -1,4 +1,4 @@
-//! Expert parallelism: rows go to the ranks that have their experts, and back (GShard, Lepikhin et al. 2020,
+//! Expert parallelism: rows go to the ranks that have their experts, and back (`GShard`, Lepikhin et al. 2020,
 //! arXiv:2006.16668; Megatron-LM's all-to-all dispatcher).
 
 use std::ops::Range;

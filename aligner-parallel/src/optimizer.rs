@@ -211,7 +211,7 @@ impl Optimizer for MeshAdamW {
             }
             Held::Shares(shares) => {
                 let set = shares.own(params)?;
-                let (own, steps) = shares.pick(params, self.adamw.kinds(), own, &steps);
+                let (own, steps) = shares.pick(params, self.adamw.kinds(), &own, &steps);
                 self.adamw.restore(&set, own, &steps)
             }
         }

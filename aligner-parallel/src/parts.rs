@@ -1,5 +1,5 @@
 //! Parameters that are shared out over data-parallel ranks and gathered by layer as they are used (`ZeRO`
-//! stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch's FSDP).
+//! stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; `PyTorch`'s FSDP).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -101,9 +101,10 @@ impl Pieces {
             None => None,
         };
         let elements = shape.iter().product();
-        let of_experts = match self.splits.is_expert(name) {
-            true => from_owner(self.comms.along(Axis::Expert).as_ref(), joined, elements)?,
-            false => joined,
+        let of_experts = if self.splits.is_expert(name) {
+            from_owner(self.comms.along(Axis::Expert).as_ref(), joined, elements)?
+        } else {
+            joined
         };
         let whole = from_owner(depth.as_ref(), of_experts, elements)?;
         whole.ok_or_else(|| Error::Invalid(format!("no rank has a part of {name}")))

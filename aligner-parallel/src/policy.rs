@@ -269,10 +269,8 @@ impl Policy for ParallelLm {
             padded = micro.iter().cloned().chain(std::iter::repeat(idle)).take(most).collect();
             &padded
         };
-        let loss: &LossFn<'_> = &|out, batch| match is_idle(batch) {
-            true => Ok(nothing(out)),
-            false => loss(out, batch),
-        };
+        let loss: &LossFn<'_> =
+            &|out, batch| if is_idle(batch) { Ok(nothing(out)) } else { loss(out, batch) };
         let result = match (&self.pipeline, &self.shared_out) {
             (Some(pipeline), _) => pipeline.accumulate(self, micro, needs, loss),
             (None, Some(how)) => {

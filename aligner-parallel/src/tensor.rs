@@ -126,7 +126,7 @@ impl Shard for Seams {
         if self.ring.size() == 1 {
             return attention(q, k, v, segments, shape);
         }
-        self.ring.attend([q, k, v], segments, shape)
+        self.ring.attend(&[q, k, v], segments, shape)
     }
 
     fn leave(&self, x: Tensor<2>, rows: usize, reader: Reader) -> Result<Tensor<2>> {

@@ -95,7 +95,7 @@ impl CausalLm {
     pub fn read(&self, hidden: Tensor<2>, work: &Work, batch: &Batch, needs: Needs) -> Result<Forward> {
         let mut out = Forward::default();
         let (shard, rows) = (self.shard(), &work.rows);
-        let leave = |reader| shard.leave(hidden.clone(), work.layout.rows, reader);
+        let leave = |reader| shard.leave(hidden, work.layout.rows, reader);
         match self.head()? {
             Head::Language(id) => {
                 if needs.contains(Needs::SCORES) {

@@ -18,7 +18,7 @@ pub fn contiguous(count: usize, ranks: usize) -> Vec<Range<usize>> {
 /// ```
 /// use aligner_parallel::balance::longest_first;
 ///
-/// assert_eq!(longest_first(&[7, 3, 5, 6, 3], 2), [vec![0, 2], vec![1, 3, 4]]);
+/// assert_eq!(longest_first(&[7, 3, 5, 6, 3], 2), [vec![0, 1, 4], vec![2, 3]]);
 /// ```
 pub fn longest_first(weights: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..weights.len()).collect();

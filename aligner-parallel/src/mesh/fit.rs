@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    fn config(kind: serde_json::Value) -> ModelConfig {
+    fn config(kind: &serde_json::Value) -> ModelConfig {
         let mut json = serde_json::json!({
             "vocab_size": 1001, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 6,
             "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 64,
@@ -54,11 +54,13 @@ mod tests {
     }
 
     fn model() -> ModelConfig {
-        config(serde_json::json!({"model_type": "llama"}))
+        config(&serde_json::json!({"model_type": "llama"}))
     }
 
     fn mixture() -> ModelConfig {
-        config(serde_json::json!({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}))
+        config(
+            &serde_json::json!({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}),
+        )
     }
 
     #[test]

@@ -17,6 +17,8 @@ const STATE: Phase = Phase::new("the optimizer's state");
 
 /// A state's tensor: name, shape, values.
 pub(super) type Named = (String, Vec<usize>, Tensor<1>);
+/// Shapes and values of a state's tensors, by name.
+type Restored = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// The trained parameters, end to end in buckets, of each of which every rank has an equal part.
 pub(super) struct Shares {
@@ -195,9 +197,9 @@ impl Shares {
         &self,
         params: &ParamSet,
         kinds: &[&str],
-        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        tensors: &Restored,
         steps: &BTreeMap<String, u64>,
-    ) -> (BTreeMap<String, (Vec<usize>, Vec<f32>)>, BTreeMap<String, u64>) {
+    ) -> (Restored, BTreeMap<String, u64>) {
         let all: Vec<&Param> = params.iter().collect();
         let (mut own, mut counts) = (BTreeMap::new(), BTreeMap::new());
         for (at, range) in self.mine() {

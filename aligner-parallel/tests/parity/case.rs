@@ -181,9 +181,9 @@ impl Case {
         // Data-parallel ranks take every n-th micro-batch.
         let batches = comms.batches();
         let micro: Vec<Batch> =
-            self.batches().into_iter().skip(batches.rank()).step_by(batches.size()).collect();
+            Self::batches().into_iter().skip(batches.rank()).step_by(batches.size()).collect();
         let needs = self.needs();
-        let first = &self.batches()[0];
+        let first = &Self::batches()[0];
         let out = policy.forward(first, needs)?;
         let columns =
             [out.logps, out.entropy, out.values, out.scores.map(|s| s.reshape([2 * first.sequences.len()]))];
@@ -208,7 +208,7 @@ impl Case {
             if step == 0 {
                 outcome.loss = loss[0];
                 outcome.metric = gradients.metrics.get("accuracy").unwrap_or(f64::NAN);
-                outcome.gradients = self.whole_gradients(&policy, &gradients, layout)?;
+                outcome.gradients = Self::whole_gradients(&policy, &gradients, layout)?;
             }
             let norm = optimizer.sum(policy.params(), &mut gradients.values)?;
             if step == 0 {
@@ -222,7 +222,6 @@ impl Case {
 
     /// The gradients of the whole model's parameters, summed over the data-parallel ranks.
     fn whole_gradients(
-        self,
         policy: &ParallelLm,
         gradients: &Gradients,
         layout: Layout,
@@ -233,7 +232,9 @@ impl Case {
             let mut gradient = gradient.clone().unwrap_or_else(zeros);
             // Those of parameters that are shared out are sums already.
             if !layout.cut.share_parameters {
-                let ranks = policy.pieces().comms().gradients();
+                let comms = policy.pieces().comms();
+                let is_expert = param.name.contains(".experts.");
+                let ranks = if is_expert { comms.expert_gradients() } else { comms.gradients() };
                 gradient = ranks.all_reduce(gradient, Reduce::Sum, aligner_core::Phase::new("test"))?;
             }
             own.insert(param.name.as_str(), &param.shape, gradient)?;
@@ -243,7 +244,7 @@ impl Case {
     }
 
     /// Five micro-batches of several groups: shared prompts, a lone sample, long and short ones.
-    fn batches(self) -> Vec<Batch> {
+    fn batches() -> Vec<Batch> {
         let tokens = |seed: u32, len: u32| (0..len).map(move |i| (seed * 11 + i * i * 5 + i * 3) % 37);
         let group = |seed: u32, prompt: u32, answers: &[u32]| Group {
             id: format!("g{seed}"),

@@ -8,7 +8,9 @@ use case::{Case, Layout};
 fn check(layouts: &[Layout]) {
     for case in Case::ALL {
         let expected = case.on_one();
-        layouts.iter().for_each(|layout| case.check_on_threads(*layout, &expected));
+        for &layout in layouts {
+            case.check_on_threads(layout, &expected);
+        }
     }
 }
 
@@ -35,7 +37,9 @@ fn data_parallel() {
 #[test]
 fn expert_parallel() {
     let expected = Case::Mixture.on_one();
-    layouts::EXPERT.iter().for_each(|layout| Case::Mixture.check_on_threads(*layout, &expected));
+    for layout in layouts::EXPERT {
+        Case::Mixture.check_on_threads(layout, &expected);
+    }
 }
 
 #[test]
