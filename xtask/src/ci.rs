@@ -1,6 +1,5 @@
 //! `cargo xtask ci`: everything that a change must pass, each step timed and named.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,7 +39,7 @@ enum Step {
     Doc,
     /// Licences, duplicate bans and sources of the dependency tree.
     Deny,
-    /// Each optional feature type-checks.
+    /// The optional features type-check.
     Features,
     /// The package outside the workspace passes its test and trains.
     Example,
@@ -111,27 +110,21 @@ fn deny() -> Result<()> {
 /// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them.
 const CHECKED_ELSEWHERE: [&str; 2] = ["cube", "cube-cpu"];
 
-/// Type-checks the workspace with each optional feature, switched on in every crate that has it; it
+/// Type-checks the workspace with all optional features, each switched on in every crate that has it; it
 /// is never linked.
 ///
 /// `DOCS_RS` makes the build script below `burn/cuda` skip its download of LLVM, which a type check
 /// does not need.
 fn features() -> Result<()> {
-    let mut crates_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut full_names = Vec::new();
     for member in workspace::members()? {
-        for feature in member.features.into_iter().filter(|name| !CHECKED_ELSEWHERE.contains(&name.as_str()))
-        {
-            let full = format!("{}/{feature}", member.name);
-            crates_of.entry(feature).or_default().push(full);
-        }
+        let own = member.features.iter().filter(|name| !CHECKED_ELSEWHERE.contains(&name.as_str()));
+        full_names.extend(own.map(|feature| format!("{}/{feature}", member.name)));
     }
-    for full_names in crates_of.values() {
-        let features = full_names.join(",");
-        println!("    --features {features}");
-        let mut command = cargo_command(&["check", "--release", "--workspace", "--features", &features]);
-        run_command(command.env("DOCS_RS", "1"))?;
-    }
-    Ok(())
+    let features = full_names.join(",");
+    println!("    --features {features}");
+    let mut command = cargo_command(&["check", "--release", "--workspace", "--features", &features]);
+    run_command(command.env("DOCS_RS", "1"))
 }
 
 /// Tests and runs the package outside the workspace, from its own directory, as its author would; but what

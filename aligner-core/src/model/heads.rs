@@ -30,13 +30,17 @@ struct Picked {
     entries: Vec<u32>,
     /// Entries of the list.
     total: usize,
+    /// Whether other ranks may have entries that this one lacks.
+    is_shared: bool,
 }
 
 impl Picked {
     /// `rows` of the whole batch, of which this rank computes `own`, or all.
     fn new(rows: Vec<u32>, own: Option<&[u32]>) -> Self {
         let total = rows.len();
-        let Some(own) = own else { return Self { rows, entries: (0..total as u32).collect(), total } };
+        let Some(own) = own else {
+            return Self { rows, entries: (0..total as u32).collect(), total, is_shared: false };
+        };
         let (mut places, mut entries) = (Vec::new(), Vec::new());
         for (entry, row) in rows.iter().enumerate() {
             if let Ok(place) = own.binary_search(row) {
@@ -47,7 +51,7 @@ impl Picked {
         if places.is_empty() && total > 0 {
             places.push(0);
         }
-        Self { rows: places, entries, total }
+        Self { rows: places, entries, total, is_shared: true }
     }
 
     /// The entries of `all`, of which there is one for each entry of the list.
@@ -133,7 +137,7 @@ impl CausalLm {
 
     /// Values of this rank's targets, each `[own]`, as those of all, `[targets]`.
     fn collect<const N: usize>(&self, values: [Tensor<1>; N], picked: &Picked) -> Result<[Tensor<1>; N]> {
-        if picked.entries.len() == picked.total {
+        if !picked.is_shared {
             // As the default of the hook has it, without putting the columns together and apart.
             return Ok(values);
         }

@@ -16,7 +16,7 @@ use watched::{Fault, Planned, Watched};
 /// Long beside any wait in a run of this size that goes well.
 const PATIENT: Duration = Duration::from_secs(30);
 /// Short enough to wait for, in every phase.
-const SHORT: Duration = Duration::from_millis(1500);
+const SHORT: Duration = Duration::from_millis(800);
 const CULPRIT: usize = 1;
 
 /// Layouts in which together every phase of a step occurs.

@@ -73,7 +73,7 @@ impl Watched {
         };
         match planned.fault {
             Fault::Panic => panic!("as planned, in {}", phase.name),
-            Fault::Late => std::thread::sleep(deadline + Duration::from_millis(1500)),
+            Fault::Late => std::thread::sleep(deadline + Duration::from_millis(700)),
             // Nobody else calls this with these numbers.
             Fault::Other => self.inner.all_reduce_host(&mut [0.0; 77], Reduce::Max, phase)?,
         }

@@ -1,5 +1,6 @@
 //! Ranks as processes: this program starts itself under `mpirun`, four times for each case.
 
+#[allow(dead_code, reason = "threads use the rest of it")]
 #[path = "../parity/case.rs"]
 mod case;
 #[path = "../random/fault.rs"]
@@ -189,9 +190,9 @@ fn rank(case: &str) -> i32 {
     }
     let Some(Error::Collective(error)) = failure else { return 0 };
     // It is told before the communicator is dropped.
-    for culprit in &error.culprits {
-        eprintln!("rank {} names rank {culprit}", error.rank);
-    }
-    eprintln!("{error}");
+    let named = error.culprits.iter().map(|culprit| format!("rank {} names rank {culprit}\n", error.rank));
+    // In one piece: other ranks write to the same place.
+    let told = format!("{}{error}\n", named.collect::<String>());
+    eprint!("{told}");
     1
 }
