@@ -173,8 +173,12 @@ impl RunDir {
 
     /// Removes what `TensorBoard` would still show of a run that starts anew.
     pub(crate) fn remove_events(&self) -> anyhow::Result<()> {
+        self.remove_files(|name| name.starts_with(EVENTS))
+    }
+
+    fn remove_files(&self, chosen: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         for entry in fs::read_dir(&self.path).map_err(Error::io(&self.path))?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(EVENTS) {
+            if chosen(&entry.file_name().to_string_lossy()) {
                 fs::remove_file(entry.path()).map_err(Error::io(entry.path()))?;
             }
         }
@@ -183,6 +187,8 @@ impl RunDir {
 
     fn clear(&self) -> anyhow::Result<()> {
         self.remove_events()?;
+        // Of ranks that there may not be any more.
+        self.remove_files(|name| name.starts_with("scores.") && name.ends_with(".jsonl"))?;
         for path in OWN.iter().map(|name| self.path.join(name)) {
             if path.is_dir() {
                 discard(&path)?;

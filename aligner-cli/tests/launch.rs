@@ -16,9 +16,10 @@ fn number(record: &Value, name: &str) -> f64 {
 }
 
 /// Trains on a mesh, into a directory of its own.
-fn launch(scene: &Scene, ranks: usize, run: &str, mesh: &[&str]) {
+fn launch(scene: &Scene, ranks: usize, run: &str, mesh: &[&str], flags: &[&str]) {
     let (count, dir) = (ranks.to_string(), format!("run.dir={run}"));
     let mut arguments = vec!["launch", "--ranks", &count, "train", "run.toml", "--set", &dir];
+    arguments.extend(flags);
     for setting in mesh {
         arguments.extend(["--set", setting]);
     }
@@ -46,8 +47,8 @@ fn preferences_are_learned_as_on_one_rank() {
     let scene = Scene::new();
     scene.dpo();
     scene.aligner(&["train", "run.toml", "--set", "run.dir=one"]).succeeds();
-    launch(&scene, 4, "tensor", &TENSOR_AND_DATA);
-    launch(&scene, 4, "pipeline", &PIPELINE_AND_DATA);
+    launch(&scene, 4, "tensor", &TENSOR_AND_DATA, &[]);
+    launch(&scene, 4, "pipeline", &PIPELINE_AND_DATA, &[]);
     let expected = records(&scene, "one");
     for run in ["tensor", "pipeline"] {
         let own = records(&scene, run);
@@ -83,8 +84,8 @@ fn samples_of_the_first_step_are_those_of_one_rank() {
          rollouts_every = 1\nrollout_groups = 4\n\n[rollout]\nnum_generations = 3\nmax_completion_length = 12\n",
     );
     scene.aligner(&["train", "run.toml", "--set", "run.dir=one"]).succeeds();
-    launch(&scene, 4, "tensor", &TENSOR_AND_DATA);
-    launch(&scene, 4, "pipeline", &PIPELINE_AND_DATA);
+    launch(&scene, 4, "tensor", &TENSOR_AND_DATA, &[]);
+    launch(&scene, 4, "pipeline", &PIPELINE_AND_DATA, &[]);
     let samples = |run: &str, step: u64| {
         let rows = scene.read(&format!("{run}/rollouts.jsonl"));
         let rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -117,11 +118,21 @@ fn samples_of_the_first_step_are_those_of_one_rank() {
 }
 
 #[test]
+fn a_run_anew_has_no_scores_of_ranks_that_were() {
+    let scene = Scene::new();
+    scene.dpo();
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    scene.write("run/scores.3.jsonl", "of another run\n");
+    launch(&scene, 2, "run", &["mesh.dp=2", "run.steps=2"], &["--overwrite"]);
+    assert!(!scene.path("run/scores.3.jsonl").exists());
+}
+
+#[test]
 fn a_checkpoint_goes_on_on_another_mesh() {
     let scene = Scene::new();
     scene.dpo();
     let keep = ["run.save_every=6", "run.keep_last=10"];
-    launch(&scene, 4, "whole", &[&TENSOR_AND_DATA[..], &keep].concat());
+    launch(&scene, 4, "whole", &[&TENSOR_AND_DATA[..], &keep].concat(), &[]);
     for (run, ranks, mesh) in
         [("same", 4, &TENSOR_AND_DATA[..]), ("other", 4, &PIPELINE_AND_DATA), ("one", 1, &[])]
     {

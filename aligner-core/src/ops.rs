@@ -37,7 +37,7 @@ pub use dora::AdaptedRows;
 pub use dropout::Dropout;
 pub use embedding::embedding;
 pub use experts::{ExpertWeights, experts};
-pub use external::{Backward, Pullback, elements, external, without_graph};
+pub use external::{Backward, Pullback, external};
 pub use gate::{Activation, activate, gated};
 pub use layer_norm::layer_norm;
 pub use linear::{Residual, linear};

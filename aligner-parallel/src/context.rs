@@ -10,7 +10,7 @@ mod partition;
 use std::sync::Arc;
 
 use aligner_core::ops::host::{HostTensor, to_vec};
-use aligner_core::ops::{Attended, AttentionPart, AttentionShape, Backward, elements, external};
+use aligner_core::ops::{Attended, AttentionPart, AttentionShape, Backward, external};
 use aligner_core::{Communicator, Device, Error, Phase, Reduce, Result, Segment, Tensor};
 
 use partition::Partition;
@@ -58,7 +58,7 @@ impl Ring {
             }
         }
         let round = Round { comm: self.comm.clone(), partition, shape };
-        let host = qkv.each_ref().map(elements);
+        let host = qkv.each_ref().map(HostTensor::without_graph);
         let [q, k, v] = host.each_ref().map(HostTensor::as_slice);
         let Attended { out, log_sums } = round.forward(q, [k, v].concat())?;
         let shape = qkv[0].dims();
@@ -72,7 +72,7 @@ impl Ring {
     /// Values of this rank's entries as those of all, `[total, columns]`.
     pub(crate) fn collect(&self, values: Tensor<2>, entries: &[u32], total: usize) -> Result<Tensor<2>> {
         let columns = values.dims()[1];
-        let own = elements(&values);
+        let own = HostTensor::without_graph(&values);
         let mut all = vec![0.0; total * columns];
         for (row, &entry) in own.as_slice().chunks_exact(columns).zip(entries) {
             all[entry as usize * columns..][..columns].copy_from_slice(row);

@@ -1,9 +1,10 @@
 //! Cutting a model's parameters for the ranks of a mesh, and putting them together again.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::model::{Adapter, ModelConfig, Splits, Stage};
+use aligner_core::model::{Adapter, ModelConfig, Splits, Stage, layer_of};
 use aligner_core::ops::host::with_slice;
 use aligner_core::shard::Split;
 use aligner_core::{Device, Error, Param, ParamSet, Result, Tensor};
@@ -36,11 +37,6 @@ pub(crate) fn rank_config(config: &ModelConfig, ranks: usize) -> Result<ModelCon
         ("intermediate_size", &mut own.intermediate_size),
     ];
     if let Some(experts) = &mut own.experts {
-        if experts.balance_loss.is_some() {
-            let message =
-                "a loss on the use of experts cannot be split over tp ranks: turn output_router_logits off";
-            return Err(Error::Invalid(message.into()));
-        }
         cuts.push(("moe_intermediate_size", &mut experts.intermediate_size));
         let shared = experts.shared_intermediate_size.as_mut();
         cuts.extend(shared.map(|size| ("shared_expert_intermediate_size", size)));
@@ -175,14 +171,11 @@ fn matrix_shape(shape: &[usize]) -> [usize; 2] {
 
 /// Names of a stage's parameters, an adapter's among them, in the whole model's order.
 pub(crate) fn stage_names(whole: &ParamSet, config: &ModelConfig, stages: &[Stage]) -> Vec<String> {
-    let base: Vec<String> =
+    let base: HashSet<String> =
         stages.iter().flat_map(|stage| stage.parameters(config)).map(|spec| spec.name).collect();
-    let held = |name: &str| {
-        base.iter().any(|own| own == name)
-            || (Adapter::owns(name)
-                && aligner_core::model::layer_of(name)
-                    .is_some_and(|layer| stages.iter().any(|stage| stage.layers.contains(&layer))))
-    };
+    let is_here = |layer: usize| stages.iter().any(|stage| stage.layers.contains(&layer));
+    let held =
+        |name: &str| base.contains(name) || (Adapter::owns(name) && layer_of(name).is_some_and(is_here));
     whole.iter().map(|param| &param.name).filter(|name| held(name)).cloned().collect()
 }
 
@@ -231,21 +224,19 @@ mod tests {
     }
 
     fn check_parts(splits: &Splits, name: &str, shape: &[usize]) {
-        {
-            let elements: usize = shape.iter().product();
-            let mut params = ParamSet::default();
-            let values: Vec<f32> = (0..elements).map(|i| i as f32).collect();
-            params.insert_data(name, shape, values.clone(), &Device::flex()).unwrap();
-            for ranks in 1..=3 {
-                let parts = (0..ranks).map(|rank| {
-                    let own = cut(&params, &[name.to_string()], splits, rank, ranks).unwrap();
-                    let param = own.by_name(name).unwrap();
-                    assert_eq!(param.value.dims(), [param.elements()]);
-                    to_vec(&param.value)
-                });
-                let parts = parts.collect::<Vec<_>>();
-                assert_eq!(join(name, shape, splits, &parts), values, "{name} of {ranks}");
-            }
+        let elements: usize = shape.iter().product();
+        let mut params = ParamSet::default();
+        let values: Vec<f32> = (0..elements).map(|i| i as f32).collect();
+        params.insert_data(name, shape, values.clone(), &Device::flex()).unwrap();
+        for ranks in 1..=3 {
+            let parts = (0..ranks).map(|rank| {
+                let own = cut(&params, &[name.to_string()], splits, rank, ranks).unwrap();
+                let param = own.by_name(name).unwrap();
+                assert_eq!(param.value.dims(), [param.elements()]);
+                to_vec(&param.value)
+            });
+            let parts = parts.collect::<Vec<_>>();
+            assert_eq!(join(name, shape, splits, &parts), values, "{name} of {ranks}");
         }
     }
 }

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use aligner_core::ops::host::to_vec;
-use aligner_core::ops::{external, without_graph};
+use aligner_core::ops::external;
+use aligner_core::ops::host::{to_vec, without_graph};
 use aligner_core::{Communicator, Device, Phase, Reduce, Result, Tensor};
 
 type Comm = Arc<dyn Communicator>;

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::ops::host::{to_vec, with_slice};
-use aligner_core::ops::{Backward, external, without_graph};
+use aligner_core::ops::host::{to_vec, with_slice, without_graph};
+use aligner_core::ops::{Backward, external};
 use aligner_core::shard::Dispatched;
 use aligner_core::{Communicator, Device, Phase, Reduce, Result, Tensor};
 

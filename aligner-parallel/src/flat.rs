@@ -1,6 +1,6 @@
 //! Many small tensors in one collective.
 
-use aligner_core::{Communicator, Param, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::{Communicator, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::zeros;
 
@@ -20,7 +20,10 @@ pub(crate) fn present(
 
 /// Sums the gradients of the parameters that `chosen` chooses over the ranks, as many in one collective as a
 /// bucket takes; one that some ranks lack counts as 0 there.
-pub(crate) fn all_reduce_together(
+///
+/// # Errors
+/// What the communicator reports.
+pub fn all_reduce_together(
     comm: &dyn Communicator,
     gradients: &mut [Option<Tensor<1>>],
     params: &ParamSet,
@@ -49,6 +52,16 @@ pub(crate) fn all_reduce_together(
         }
     }
     Ok(())
+}
+
+/// The sum over the ranks of the part that each has for this one; `parts` has one for each rank.
+pub(crate) fn sum_of_parts(
+    comm: &dyn Communicator,
+    parts: Vec<Tensor<1>>,
+    phase: Phase,
+) -> Result<Tensor<1>> {
+    let sum = comm.all_to_all(parts, phase)?.into_iter().reduce(|sum, part| sum + part);
+    sum.ok_or_else(|| Error::Invalid(format!("{}: a group without ranks", phase.name)))
 }
 
 /// Consecutive runs of `places` whose elements fit a bucket; what does not has one of its own.

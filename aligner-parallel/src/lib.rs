@@ -48,6 +48,7 @@ mod thread;
 mod transport;
 
 pub use collectives::Ranks;
+pub use flat::all_reduce_together;
 pub use mesh::{Axis, Mesh, MeshComms};
 pub use messages::{MessageComm, Network};
 pub use optimizer::MeshAdamW;

@@ -9,7 +9,7 @@ use aligner_core::ops::host::with_slice;
 use aligner_core::{Communicator, Device, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::share;
-use crate::flat::present;
+use crate::flat::{present, sum_of_parts};
 
 const GATHER: Phase = Phase::new("parameters of a layer");
 const SCATTER: Phase = Phase::new("gradients of a layer");
@@ -147,8 +147,7 @@ impl PartSource for Gathering<'_> {
             Tensor::cat(slices.collect(), 0)
         };
         let parts = (0..ranks.size()).map(part).collect();
-        let sum = ranks.all_to_all(parts, SCATTER)?.into_iter().reduce(|sum, part| sum + part);
-        let Some(sum) = sum else { return Ok(kept) };
+        let sum = sum_of_parts(ranks.as_ref(), parts, SCATTER)?;
         let mut start = 0;
         for at in places {
             let len = self.how.range(self.how.elements(at), ranks.rank()).len();

@@ -21,7 +21,7 @@ use crate::flat::all_reduce_together;
 use crate::parts::{Gathering, SharedOut};
 use crate::pieces::Pieces;
 use crate::tensor::Seams;
-use crate::{Axis, MeshComms, PipelineSchedule};
+use crate::{Axis, Mesh, MeshComms, PipelineSchedule};
 use idle::{idle_batch, is_idle, nothing};
 use pipeline::Pipeline;
 
@@ -71,6 +71,7 @@ impl ParallelLm {
     pub fn new(model: &CausalLm, comms: &MeshComms, how: Cut) -> Result<Self> {
         let (mesh, config) = (comms.mesh(), model.config());
         mesh.check(config)?;
+        check_balance(mesh, config)?;
         let chunks = how.chunks.max(1);
         let (depth, tensor) = (comms.along(Axis::Pipeline), comms.along(Axis::Tensor));
         let parts = depth.size() * chunks;
@@ -280,12 +281,26 @@ impl Policy for ParallelLm {
             (None, None) => self.part(0).accumulate(micro, needs, loss),
         };
         // A rank that has failed still takes part: the others would wait for it.
-        let mut gradients = match &result {
-            Ok(gradients) => gradients.clone(),
-            Err(Error::Collective(_)) => return result,
-            Err(_) => Gradients::default(),
+        let (mut gradients, failure) = match result {
+            Ok(gradients) => (gradients, None),
+            Err(error @ Error::Collective(_)) => return Err(error),
+            Err(error) => (Gradients::default(), Some(error)),
         };
         self.share(&mut gradients)?;
-        result.map(|_| gradients)
+        failure.map_or(Ok(gradients), Err)
+    }
+}
+
+/// A loss on the use of experts is over all rows of a batch in all layers: no rank may lack some of them.
+fn check_balance(mesh: Mesh, config: &ModelConfig) -> Result<()> {
+    let weight = config.experts.as_ref().and_then(|experts| experts.balance_loss);
+    let cutting =
+        [Axis::Tensor, Axis::Context, Axis::Pipeline].into_iter().find(|&axis| mesh.axis_size(axis) > 1);
+    match cutting.filter(|_| weight.is_some()) {
+        None => Ok(()),
+        Some(axis) => Err(Error::Invalid(format!(
+            "a loss on the use of experts cannot be split over {} ranks: turn output_router_logits off",
+            axis.name()
+        ))),
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use aligner_core::metrics::{DICTIONARY, Kind};
 use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
 use aligner_core::{Communicator, Error, Metrics, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_parallel::all_reduce_together;
 
 const AGREE: Phase = Phase::new("agreeing on a step");
 const GRADIENTS: Phase = Phase::new("all-reduce of gradients");
@@ -54,7 +55,8 @@ impl Replicated {
 
 impl Optimizer for Replicated {
     fn sum(&mut self, params: &ParamSet, gradients: &mut Vec<Option<Tensor<1>>>) -> Result<f64> {
-        sum_gradients(self.comm.as_ref(), gradients, params)?;
+        gradients.resize(params.len(), None);
+        all_reduce_together(self.comm.as_ref(), gradients, params, |_| true, GRADIENTS)?;
         Ok(global_norm(gradients, Norm::L2))
     }
 
@@ -80,27 +82,6 @@ impl Optimizer for Replicated {
     ) -> Result<()> {
         self.adamw.restore(params, tensors, steps)
     }
-}
-
-/// Sums gradients over ranks; one that only some ranks have counts as 0 on the others.
-fn sum_gradients(
-    comm: &dyn Communicator,
-    gradients: &mut Vec<Option<Tensor<1>>>,
-    params: &ParamSet,
-) -> Result<()> {
-    gradients.resize(params.len(), None);
-    if comm.size() == 1 {
-        return Ok(());
-    }
-    let mut present: Vec<f64> = gradients.iter().map(|grad| f64::from(u8::from(grad.is_some()))).collect();
-    comm.all_reduce_host(&mut present, Reduce::Max, GRADIENTS)?;
-    for ((grad, param), present) in gradients.iter_mut().zip(params.iter()).zip(present) {
-        if present > 0.0 {
-            let own = grad.take().unwrap_or_else(|| Tensor::zeros(param.value.dims(), &param.value.device()));
-            *grad = Some(comm.all_reduce(own, Reduce::Sum, GRADIENTS)?);
-        }
-    }
-    Ok(())
 }
 
 /// Combines the metrics of all ranks: means add, extremes stay extremes. Those of the dictionary are

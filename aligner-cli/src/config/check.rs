@@ -230,7 +230,7 @@ fn run(config: &RunConfig, found: &mut Found) {
 fn mesh(config: &RunConfig, found: &mut Found) {
     let Some(mesh) = &config.mesh else { return };
     add_errors(found, "mesh", mesh.errors());
-    let batches = mesh.ep * mesh.dp.unwrap_or(1);
+    let batches = mesh.ep.saturating_mul(mesh.dp.unwrap_or(1));
     if batches > 0 && !config.run.batch_size.is_multiple_of(batches) {
         let message = format!(
             "{} groups do not divide over {batches} ranks with batches of their own",

@@ -55,7 +55,7 @@ impl MeshSection {
     /// # Errors
     /// [`Error::Setting`] where the axes make another number of ranks.
     pub fn mesh(&self, ranks: usize) -> Result<Mesh> {
-        let others = self.tp * self.cp * self.ep * self.pp;
+        let others = [self.tp, self.cp, self.ep, self.pp].into_iter().fold(1, usize::saturating_mul);
         let dp = match self.dp {
             Some(dp) => dp,
             None if others > 0 && ranks.is_multiple_of(others) => ranks / others,

@@ -96,7 +96,7 @@ impl Session {
     }
 
     /// What a rank that writes no checkpoint does while the main one does: its part of the critic's.
-    pub(super) fn forget_rollouts(&mut self) -> anyhow::Result<()> {
+    pub(super) fn take_part_in_saving(&mut self) -> anyhow::Result<()> {
         let Some(Rollouts { online, .. }) = &mut self.rollouts else { return Ok(()) };
         if let Some(critic) = online.critic() {
             critic.learner().policy().whole()?;

@@ -96,6 +96,8 @@ impl Session {
         if let Some(identity) = &identity {
             dir.begin(identity)?;
         }
+        // What an earlier run left is gone when the others look for it.
+        ranks.barrier()?;
         let mut reference = frozen.map(|frozen| reference(&run, &ranks, frozen, &dir)).transpose()?;
         let trainer = from.as_deref().map(rundir::Checkpoints::learner);
         let step = state.as_ref().map_or(0, |state| state.step);
@@ -275,7 +277,7 @@ impl Session {
         let params = self.learner.policy().whole()?;
         if !self.ranks.is_main() {
             self.learner.save_state(self.dir.path())?;
-            return self.forget_rollouts();
+            return self.take_part_in_saving();
         }
         let eval_loss = self.eval_loss.filter(|(at, _)| *at == step).map(|(_, loss)| loss);
         let state = TrainState { step, tokens: self.tokens, eval_loss, loader: self.loader.state() };

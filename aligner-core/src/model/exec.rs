@@ -263,7 +263,7 @@ impl Exec for Tensors<'_> {
 
     fn mix(&mut self, residual: Tensor<2>, x: &Tensor<2>, mixture: &Mixture) -> Result<Tensor<2>> {
         let logits = self.linear(x, mixture.router, None, None)?;
-        let on_host = HostTensor::without_graph(&logits.clone().reshape([-1]));
+        let on_host = HostTensor::without_graph(&logits);
         let routes = Arc::new(Routes::new(on_host.as_slice(), logits.dims()[1], mixture.per_token)?);
         let weights = routing_weights(logits.clone(), &routes, mixture.normalized)?;
         if let Some(balance) = &mut self.balance {

@@ -6,7 +6,6 @@ use std::sync::Mutex;
 
 use burn::tensor::Tensor;
 
-use super::host::HostTensor;
 use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run};
 use crate::{Error, Result};
 
@@ -52,18 +51,6 @@ pub fn external<const D: usize>(
     Ok(run(kernel, inputs.into_iter().map(Tensor::into_dispatch).collect()))
 }
 
-/// A tensor's elements by handle, whether or not it is part of a graph.
-pub fn elements<const D: usize>(tensor: &Tensor<D>) -> HostTensor {
-    HostTensor::new(&without_graph(tensor))
-}
-
-/// A tensor's elements in row-major order, `[elements]`, without its graph.
-pub fn without_graph<const D: usize>(tensor: &Tensor<D>) -> Tensor<1> {
-    let plain = tensor.clone();
-    let plain = if plain.is_autodiff() { plain.inner() } else { plain };
-    plain.reshape([tensor.dims().iter().product::<usize>()])
-}
-
 struct External {
     shape: Vec<usize>,
     output: Mutex<Option<Vec<f32>>>,
@@ -100,14 +87,15 @@ impl Kernel for External {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::host::to_vec;
+    use crate::ops::host::{HostTensor, to_vec};
     use crate::ops::testing::leaf;
 
     #[test]
     fn a_result_from_elsewhere_has_the_gradient_of_its_maker() {
         let (a, b) = (leaf([2, 2], 1), leaf([1, 3], 2));
         let product = |inputs: &[&[f32]]| inputs[0].iter().sum::<f32>() * inputs[1].iter().sum::<f32>();
-        let value = product(&[elements(&a).as_slice(), elements(&b).as_slice()]);
+        let value =
+            product(&[HostTensor::without_graph(&a).as_slice(), HostTensor::without_graph(&b).as_slice()]);
         let pullback: Pullback = Box::new(|pass| {
             let sums = [pass.inputs[1].iter().sum::<f32>(), pass.inputs[0].iter().sum::<f32>()];
             let of = |at: usize| vec![pass.grad[0] * sums[at]; pass.inputs[at].len()];

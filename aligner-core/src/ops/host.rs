@@ -26,14 +26,21 @@ impl HostTensor {
     }
 
     /// As [`HostTensor::new`], whether or not the tensor is part of a graph.
-    pub fn without_graph(tensor: &Tensor<1>) -> Self {
-        if tensor.is_autodiff() { Self::new(&tensor.clone().inner()) } else { Self::new(tensor) }
+    pub fn without_graph<const D: usize>(tensor: &Tensor<D>) -> Self {
+        Self::new(&without_graph(tensor))
     }
 
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
         self.0.as_slice::<f32>().expect("contiguous f32")
     }
+}
+
+/// A tensor's elements in row-major order, `[elements]`, on its device and without its graph.
+pub fn without_graph<const D: usize>(tensor: &Tensor<D>) -> Tensor<1> {
+    let plain = tensor.clone();
+    let plain = if plain.is_autodiff() { plain.inner() } else { plain };
+    plain.reshape([tensor.dims().iter().product::<usize>()])
 }
 
 /// Calls `read` with the tensor's elements in row-major order; without a copy on the CPU device.

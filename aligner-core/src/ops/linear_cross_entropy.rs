@@ -5,7 +5,7 @@ mod kernel;
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
 
-use super::external::elements;
+use super::host::HostTensor;
 use super::kernel::{on_host, run};
 use crate::{Error, Result};
 use kernel::{LinearCrossEntropy, Moments};
@@ -100,7 +100,7 @@ pub fn linear_cross_entropy_part(
     }
     let part = vocabulary.first..vocabulary.first + weight.dims()[0];
     let kernel = LinearCrossEntropy::new(rows, targets, part, hidden.dims()[1]).capped(cap);
-    let inputs = (elements(&hidden), elements(&weight));
+    let inputs = (HostTensor::without_graph(&hidden), HostTensor::without_graph(&weight));
     let own = kernel.moments(&[inputs.0.as_slice(), inputs.1.as_slice()]);
     let whole = Moments::combine(&(vocabulary.exchange)(own.to_vec())?, kernel.rows());
     Ok(scores(kernel.with(whole), hidden, weight, targets.len()))
@@ -277,7 +277,8 @@ mod tests {
         let moments = bounds.map(|(first, len)| {
             let (hidden, weight) = part((first, len));
             let kernel = LinearCrossEntropy::new(&rows, &targets, first..first + len, 24);
-            kernel.moments(&[elements(&hidden).as_slice(), elements(&weight).as_slice()]).to_vec()
+            let inputs = [&hidden, &weight].map(HostTensor::without_graph);
+            kernel.moments(&inputs.each_ref().map(HostTensor::as_slice)).to_vec()
         });
         let mut of_hidden = Tensor::zeros([tokens, 24], &burn::tensor::Device::flex());
         for (first, len) in bounds {

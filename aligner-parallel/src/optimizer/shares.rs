@@ -8,7 +8,7 @@ use aligner_core::ops::host::{to_vec, update_slice, with_slice};
 use aligner_core::{Communicator, Param, ParamSet, Phase, Result, Tensor};
 
 use crate::cut::{share, zeros};
-use crate::flat::{buckets, present};
+use crate::flat::{buckets, present, sum_of_parts};
 use crate::parts::slice_shape;
 
 const SCATTER: Phase = Phase::new("sums of gradients, shared out");
@@ -91,14 +91,7 @@ impl Shares {
                 flat.clone().narrow(0, part.start, part.len())
             };
             let parts = (0..self.ranks.size()).map(part).collect();
-            let mut sum: Option<Tensor<1>> = None;
-            for part in self.ranks.all_to_all(parts, SCATTER)? {
-                sum = Some(match sum {
-                    Some(sum) => sum + part,
-                    None => part,
-                });
-            }
-            let Some(sum) = sum else { continue };
+            let sum = sum_of_parts(self.ranks.as_ref(), parts, SCATTER)?;
             let start = self.part(bucket, self.ranks.rank()).start;
             for (at, _, place) in self.held(bucket, self.ranks.rank()) {
                 own[at] = present[at].then(|| sum.clone().narrow(0, place.start - start, place.len()));

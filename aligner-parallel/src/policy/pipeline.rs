@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use aligner_core::model::{CausalLm, Work};
-use aligner_core::ops::without_graph;
+use aligner_core::ops::host::without_graph;
 use aligner_core::{
     Batch, Communicator, Device, Error, Forward, Gradients, LossFn, Metrics, Needs, Phase, Policy, Result,
     Tensor, finite_sum,
@@ -14,16 +14,14 @@ use super::ParallelLm;
 use super::forwarded;
 use crate::{PipelineSchedule, Task};
 
-const FORM: Phase = Phase::new("forming the channels of the pipeline");
 const FORWARD: Phase = Phase::new("activations to the next stage");
 const BACKWARD: Phase = Phase::new("gradients to the stage before");
 
-/// The stages' channels and the order of their passes.
+/// The stages and the order of their passes.
 #[derive(Clone)]
 pub(super) struct Pipeline {
-    /// Activations and gradients travel apart, so that each kind comes in the order in which it is used.
-    activations: Arc<dyn Communicator>,
-    gradients: Arc<dyn Communicator>,
+    /// Activations and gradients both: each comes in the order in which it is used.
+    depth: Arc<dyn Communicator>,
     schedule: PipelineSchedule,
     chunks: usize,
 }
@@ -75,16 +73,15 @@ impl Pipeline {
         if !problems.is_empty() {
             return Err(Error::Invalid(problems.join("; ")));
         }
-        let channel = || depth.split(0, depth.rank(), FORM);
-        Ok(Self { activations: channel()?, gradients: channel()?, schedule, chunks })
+        Ok(Self { depth: depth.clone(), schedule, chunks })
     }
 
     fn stages(&self) -> usize {
-        self.activations.size()
+        self.depth.size()
     }
 
     fn rank(&self) -> usize {
-        self.activations.rank()
+        self.depth.rank()
     }
 
     /// The place of a chunk in the model's depth, and how many there are.
@@ -108,15 +105,15 @@ impl Pipeline {
             let (place, places) = self.place(chunk);
             let model = policy.part(chunk);
             let shape = policy.stream_shape(&work);
-            let x = (place > 0).then(|| receive(&self.activations, self.previous(), shape, FORWARD));
+            let x = (place > 0).then(|| receive(&self.depth, self.previous(), shape, FORWARD));
             let out = model.through(&work, x.transpose()?)?;
             if place + 1 == places {
                 read = Some(model.read(out, &work, batch, needs));
             } else {
-                self.activations.send(without_graph(&out), self.next(), FORWARD)?;
+                self.depth.send(without_graph(&out), self.next(), FORWARD)?;
             }
         }
-        forwarded::share(self.activations.as_ref(), read, policy.config(), batch, needs)
+        forwarded::share(self.depth.as_ref(), read, policy.config(), batch, needs)
     }
 
     /// The gradients of this rank's parameters over all micro-batches.
@@ -151,7 +148,7 @@ impl Pipeline {
             }
         }
         let Passes { mut gradients, failure, .. } = passes;
-        forwarded::share_sums(self.activations.as_ref(), &mut gradients, failure)?;
+        forwarded::share_sums(self.depth.as_ref(), &mut gradients, failure)?;
         Ok(gradients)
     }
 }
@@ -162,7 +159,7 @@ impl Passes<'_> {
         let (place, places) = pipeline.place(chunk);
         let (work, batch) = (&self.works[micro], &self.micro[micro]);
         let shape = policy.stream_shape(work);
-        let x = (place > 0).then(|| receive(&pipeline.activations, pipeline.previous(), shape, FORWARD));
+        let x = (place > 0).then(|| receive(&pipeline.depth, pipeline.previous(), shape, FORWARD));
         let x = x.transpose()?.map(|x| Tensor::from_inner(x).require_grad());
         let model = policy.part(chunk).in_training().tracked();
         let out = model.through(work, x.clone())?;
@@ -175,7 +172,7 @@ impl Passes<'_> {
                 End::Loss(loss.sum)
             })
         } else {
-            pipeline.activations.send(without_graph(&out), pipeline.next(), FORWARD)?;
+            pipeline.depth.send(without_graph(&out), pipeline.next(), FORWARD)?;
             Ok(End::Stream(out))
         };
         let end = end.unwrap_or_else(|error| {
@@ -198,7 +195,7 @@ impl Passes<'_> {
             End::Loss(sum) => Some(sum),
             End::Failed => None,
             End::Stream(out) => {
-                let grad = receive(&pipeline.gradients, pipeline.next(), shape, BACKWARD)?;
+                let grad = receive(&pipeline.depth, pipeline.next(), shape, BACKWARD)?;
                 Some((out * Tensor::from_inner(grad)).sum())
             }
         };
@@ -211,7 +208,7 @@ impl Passes<'_> {
         }
         if x.is_some() {
             let of_x = of_x.unwrap_or_else(|| Tensor::zeros(shape, &Device::flex()));
-            pipeline.gradients.send(without_graph(&of_x), pipeline.previous(), BACKWARD)?;
+            pipeline.depth.send(without_graph(&of_x), pipeline.previous(), BACKWARD)?;
         }
         Ok(())
     }

@@ -75,6 +75,8 @@ pub(crate) enum Case {
     Adapted,
     /// Four experts in each layer, of which a token has two.
     Mixture,
+    /// Eight layers.
+    Deep,
 }
 
 /// What a layout makes of a case.
@@ -100,7 +102,7 @@ impl Case {
     pub(crate) const ALL: [Self; 5] =
         [Self::Plain, Self::TiedWithBiases, Self::Scores, Self::Adapted, Self::Mixture];
 
-    fn model(self) -> CausalLm {
+    pub(crate) fn model(self) -> CausalLm {
         let biases = self == Self::TiedWithBiases;
         let mut json = serde_json::json!({
             "model_type": "llama", "vocab_size": 37, "hidden_size": 32, "intermediate_size": 48,
@@ -108,6 +110,9 @@ impl Case {
             "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": biases, "attention_bias": biases, "mlp_bias": biases,
         });
+        if self == Self::Deep {
+            json["num_hidden_layers"] = 8.into();
+        }
         if self == Self::Mixture {
             json["model_type"] = "mixtral".into();
             json["num_local_experts"] = 4.into();
@@ -119,7 +124,7 @@ impl Case {
         let model = CausalLm::init(config, 7, &Device::flex()).unwrap();
         let model = grown(model);
         match self {
-            Self::Plain | Self::TiedWithBiases | Self::Mixture => model,
+            Self::Plain | Self::TiedWithBiases | Self::Mixture | Self::Deep => model,
             Self::Scores => model.with_score_head(2, 3).unwrap(),
             Self::Adapted => {
                 let lora = LoraConfig { r: 4, ..LoraConfig::default() };

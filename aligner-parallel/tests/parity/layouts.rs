@@ -29,6 +29,9 @@ pub(crate) const PIPELINE: [Layout; 5] = [
     pipeline(2, Interleaved, 2),
 ];
 
+/// Of a model with a layer for each of its parts.
+pub(crate) const DEEP: [Layout; 1] = [pipeline(4, Interleaved, 2)];
+
 pub(crate) const DATA: [Layout; 6] = [
     Layout::new([1, 1, 1, 2, 1]),
     Layout::new([1, 1, 1, 4, 1]),
