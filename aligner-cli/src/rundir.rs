@@ -188,7 +188,7 @@ impl RunDir {
     fn clear(&self) -> anyhow::Result<()> {
         self.remove_events()?;
         // Of ranks that there may not be any more.
-        self.remove_files(|name| name.starts_with("scores.") && name.ends_with(".jsonl"))?;
+        self.remove_files(|name| name.starts_with("scores."))?;
         for path in OWN.iter().map(|name| self.path.join(name)) {
             if path.is_dir() {
                 discard(&path)?;
