@@ -63,7 +63,7 @@ pub(crate) fn rank_config(config: &ModelConfig, ranks: usize) -> Result<ModelCon
 /// The parameters of a stage, of which this is one tensor-parallel rank of several.
 pub(crate) fn cut(
     whole: &ParamSet,
-    names: &[String],
+    names: &[&str],
     splits: &Splits,
     rank: usize,
     ranks: usize,
@@ -73,7 +73,7 @@ pub(crate) fn cut(
         let param =
             whole.by_name(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))?;
         let (shape, value) = cut_param(param, splits, rank, ranks);
-        own.insert(name.as_str(), &shape, value)?;
+        own.insert(*name, &shape, value)?;
         if let Some(added) = own.iter_mut().last() {
             added.trainable = param.trainable;
         }
@@ -120,7 +120,7 @@ pub(crate) fn cut_values(
 }
 
 /// A rank's part of the outputs of a linear, of each of those that are fused in it.
-fn shares(rows: usize, fused: &[usize], rank: usize, ranks: usize) -> Vec<Range<usize>> {
+pub(crate) fn shares(rows: usize, fused: &[usize], rank: usize, ranks: usize) -> Vec<Range<usize>> {
     let all = [rows];
     let parts = if fused.is_empty() { &all } else { fused };
     let part = |start: &mut usize, &len: &usize| {
@@ -164,19 +164,23 @@ pub(crate) fn join(name: &str, whole: &[usize], splits: &Splits, parts: &[Vec<f3
     }
 }
 
-fn matrix_shape(shape: &[usize]) -> [usize; 2] {
+pub(crate) fn matrix_shape(shape: &[usize]) -> [usize; 2] {
     let rows = shape.first().copied().unwrap_or(1);
     [rows, shape.iter().skip(1).product()]
 }
 
-/// Names of a stage's parameters, an adapter's among them, in the whole model's order.
-pub(crate) fn stage_names(whole: &ParamSet, config: &ModelConfig, stages: &[Stage]) -> Vec<String> {
+/// Of the whole model's `names`, an adapter's among them, those of some stages, in their order.
+pub(crate) fn stage_names<'a>(
+    names: impl Iterator<Item = &'a str>,
+    config: &ModelConfig,
+    stages: &[Stage],
+) -> Vec<&'a str> {
     let base: HashSet<String> =
         stages.iter().flat_map(|stage| stage.parameters(config)).map(|spec| spec.name).collect();
     let is_here = |layer: usize| stages.iter().any(|stage| stage.layers.contains(&layer));
     let held =
         |name: &str| base.contains(name) || (Adapter::owns(name) && layer_of(name).is_some_and(is_here));
-    whole.iter().map(|param| &param.name).filter(|name| held(name)).cloned().collect()
+    names.filter(|name| held(name)).collect()
 }
 
 /// A tensor of zeros like a parameter.
@@ -230,7 +234,7 @@ mod tests {
         params.insert_data(name, shape, values.clone(), &Device::flex()).unwrap();
         for ranks in 1..=3 {
             let parts = (0..ranks).map(|rank| {
-                let own = cut(&params, &[name.to_string()], splits, rank, ranks).unwrap();
+                let own = cut(&params, &[name], splits, rank, ranks).unwrap();
                 let param = own.by_name(name).unwrap();
                 assert_eq!(param.value.dims(), [param.elements()]);
                 to_vec(&param.value)

@@ -38,6 +38,7 @@ mod policy;
 mod process;
 mod recorder;
 mod reduce;
+pub mod reshard;
 mod schedule;
 #[cfg(test)]
 mod schedule_tests;

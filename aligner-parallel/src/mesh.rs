@@ -7,6 +7,7 @@ use std::fmt;
 
 use aligner_core::{Error, Result};
 
+pub(crate) use comms::GRADIENTS;
 pub use comms::MeshComms;
 
 /// One kind of parallelism.

@@ -3,7 +3,7 @@
 use aligner_core::model::Splits;
 use aligner_core::ops::host::to_vec;
 use aligner_core::shard::Split;
-use aligner_core::{Communicator, Device, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::{Communicator, Device, Error, Param, Phase, Reduce, Result, Tensor};
 
 use crate::cut::join;
 use crate::{Axis, MeshComms};
@@ -21,8 +21,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    pub(crate) fn new(whole: &ParamSet, splits: Splits, comms: &MeshComms, is_tied: bool) -> Self {
-        let whole = whole.iter().map(|param| (param.name.clone(), param.shape.clone())).collect();
+    pub(crate) fn new(
+        whole: Vec<(String, Vec<usize>)>,
+        splits: Splits,
+        comms: &MeshComms,
+        is_tied: bool,
+    ) -> Self {
         Self { whole, splits, comms: comms.clone(), is_tied }
     }
 
@@ -68,24 +72,6 @@ impl Pieces {
             self.comms.gradients()
         };
         tensor * ends * alike.size()
-    }
-
-    /// The whole model's parameters from every rank's, or values that are cut like them, on every rank. All ranks
-    /// call it together.
-    ///
-    /// # Errors
-    /// What the communicators report.
-    pub(crate) fn join_all(&self, own: &ParamSet) -> Result<ParamSet> {
-        let mut all = ParamSet::default();
-        for (name, shape) in &self.whole {
-            let own = own.by_name(name);
-            let values = self.join(name, shape, own.map(|param| &param.value))?;
-            all.insert_data(name.as_str(), shape, values, &Device::flex())?;
-            if let Some(added) = all.iter_mut().last() {
-                added.trainable = own.is_none_or(|param| param.trainable);
-            }
-        }
-        Ok(all)
     }
 
     /// A tensor of `shape`, cut like the parameter `name`, from its parts; `own` where this rank has one of

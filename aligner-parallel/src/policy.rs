@@ -20,6 +20,7 @@ use crate::expert::ExpertRanks;
 use crate::flat::all_reduce_together;
 use crate::parts::{Gathering, SharedOut};
 use crate::pieces::Pieces;
+use crate::reshard::{BUCKET_BYTES, Layout, Reshard, stages};
 use crate::tensor::Seams;
 use crate::{Axis, Mesh, MeshComms, PipelineSchedule};
 use idle::{idle_batch, is_idle, nothing};
@@ -60,6 +61,8 @@ pub struct ParallelLm {
     pipeline: Option<Pipeline>,
     shared_out: Option<SharedOut>,
     experts: ExpertRanks,
+    /// The way to a whole model on every rank.
+    refit: Arc<Reshard>,
     sequence: bool,
 }
 
@@ -83,12 +86,9 @@ impl ParallelLm {
         }
         let experts = ExpertRanks::new(comms.along(Axis::Expert).clone());
         let own_experts = config.experts.as_ref().map(|all| experts.share(all.count));
-        let stage = |chunk: usize| {
-            let stage = Stage::new(config, chunk * depth.size() + depth.rank(), parts);
-            own_experts.clone().map_or(stage.clone(), |own| stage.with_experts(own))
-        };
-        let stages: Vec<Stage> = (0..chunks).map(stage).collect();
-        let names = stage_names(model.params(), config, &stages);
+        let stages = stages(config, (depth.rank(), depth.size()), chunks, own_experts);
+        let names = model.params().iter().map(|param| param.name.as_str());
+        let names = stage_names(names, config, &stages);
         let (splits, own) = (Splits::new(config), rank_config(config, tensor.size())?);
         let mut params = cut(model.params(), &names, &splits, tensor.rank(), tensor.size())?;
         let seams: Arc<Seams> = Arc::new(Seams::new(
@@ -123,11 +123,16 @@ impl ParallelLm {
             let (shared, own) = SharedOut::new(&params, comms.gradients().clone())?;
             (shared_out, params) = (Some(shared), own);
         }
+        let whole: Vec<(String, Vec<usize>)> =
+            model.params().iter().map(|param| (param.name.clone(), param.shape.clone())).collect();
+        let trained = Layout::training(&whole, config, mesh, how)?;
+        let generating = Layout::replicas(&whole, config, mesh.size(), 1)?;
         Ok(Self {
             shared_out,
             experts,
+            refit: Arc::new(Reshard::new(trained, generating, BUCKET_BYTES)?),
             config: Arc::new(config.clone()),
-            pieces: Arc::new(Pieces::new(model.params(), splits, comms, is_tied)),
+            pieces: Arc::new(Pieces::new(whole, splits, comms, is_tied)),
             parts,
             params,
             comms: comms.clone(),
@@ -240,15 +245,10 @@ impl Policy for ParallelLm {
     }
 
     fn whole(&self) -> Result<ParamSet> {
-        let own = match &self.shared_out {
-            Some(how) => how.gather(&self.params, |_| true)?,
-            None => self.params.clone(),
-        };
-        let is_cut = self.comms.along(Axis::Tensor).size() > 1 || self.experts.size() > 1;
-        if self.pipeline.is_none() && !is_cut {
-            return Ok(own);
+        if self.refit.is_nothing() {
+            return Ok(self.params.clone());
         }
-        self.pieces.join_all(&own)
+        self.refit.carry(self.comms.all().as_ref(), &self.params)
     }
 
     fn with_params(&self, params: ParamSet) -> Box<dyn Policy> {

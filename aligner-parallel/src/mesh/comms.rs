@@ -9,7 +9,7 @@ use super::{Axis, Mesh};
 const PHASE: Phase = Phase::new("forming the groups of the mesh");
 
 /// The ranks that weights outside experts are equal on, and whose gradients of them add up.
-const GRADIENTS: [Axis; 3] = [Axis::Context, Axis::Expert, Axis::Data];
+pub(crate) const GRADIENTS: [Axis; 3] = [Axis::Context, Axis::Expert, Axis::Data];
 /// The ranks that an expert's weights are equal on, and whose gradients of them add up.
 const EXPERT_GRADIENTS: [Axis; 2] = [Axis::Context, Axis::Data];
 /// The ranks that have batches of their own.
