@@ -125,7 +125,7 @@ fn online(policy: &CausalLm, algorithm: &dyn Algorithm, case: Case) -> Result<On
         reference: Some(Reference::live(Box::new(policy.clone()), 2048)),
         critic,
         watch: Box::new(|_, _, _| {}),
-        team: None,
+        crew: None,
     };
     let config = RolloutConfig {
         num_generations: case.generations,

@@ -58,8 +58,8 @@ pub use guarded::Guarded;
 pub use learner::{Learner, LearnerConfig, TrainingRanks};
 pub use micro_batch::micro_batches;
 pub use online::{
-    AdaptiveKlConfig, Critic, EngineWeights, Iteration, OldLogps, Online, OnlineParts, OnlineState, Prompts,
-    RolloutConfig, Warning, WarningKind, Warnings, WarningsConfig, Watch, divergence,
+    AdaptiveKlConfig, Crew, Critic, EngineWeights, Iteration, OldLogps, Online, OnlineParts, OnlineState,
+    Prompts, RolloutConfig, ScoreFiles, Warning, WarningKind, Warnings, WarningsConfig, Watch, divergence,
 };
 pub use ppo::{KlConfig, KlPlace, Ppo, PpoConfig};
 pub use preflight::{PreflightConfig, PreflightInput, PreflightReport, preflight};

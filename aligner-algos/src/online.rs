@@ -2,6 +2,7 @@
 
 mod collect;
 mod config;
+mod crew;
 mod critic;
 mod generate;
 mod learn;
@@ -9,15 +10,13 @@ mod measures;
 mod score_log;
 mod scoring;
 mod state;
-mod team;
 mod warnings;
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aligner_core::{Algorithm, Communicator, Detokenize, Engine, Error, Group, Metrics, Result};
+use aligner_core::{Algorithm, Detokenize, Engine, Error, Group, Metrics, Result};
 
 use crate::learner::Learner;
 use crate::reference::Reference;
@@ -25,12 +24,13 @@ use crate::rewards::RewardParts;
 use collect::{Collector, Rollout};
 use learn::{Learned, Teacher};
 use scoring::Scorer;
-use team::Team;
 
 pub use collect::Prompts;
 pub use config::{AdaptiveKlConfig, EngineWeights, OldLogps, RolloutConfig};
+pub use crew::Crew;
 pub use critic::Critic;
 pub use measures::divergence;
+pub use score_log::ScoreFiles;
 pub use state::OnlineState;
 pub use warnings::{Warning, WarningKind, Warnings, WarningsConfig};
 
@@ -44,7 +44,6 @@ pub type Watch = dyn FnMut(&'static str, usize, usize) + Send;
 pub struct Online {
     collector: Collector,
     teacher: Teacher,
-    team: Team,
     /// Steps that were asked for: ahead of those that were learned by what waits.
     born: u64,
     /// Scored samples that wait, the oldest first.
@@ -58,7 +57,7 @@ pub struct OnlineParts {
     /// Scores them.
     pub rewards: RewardParts,
     /// Where scores are kept as soon as they are known, so that a run that is killed and goes on asks no reward twice.
-    pub score_log: Option<PathBuf>,
+    pub score_log: Option<ScoreFiles>,
     /// Gives responses their text.
     pub text: Arc<dyn Detokenize>,
     /// Tokens that end a response.
@@ -69,8 +68,8 @@ pub struct OnlineParts {
     pub critic: Option<Critic>,
     /// Is told how far a step is.
     pub watch: Box<Watch>,
-    /// The ranks that share the model, and its batches: each draws a part of a step's samples.
-    pub team: Option<Arc<dyn Communicator>>,
+    /// The ranks that draw a step's samples together, where there are several.
+    pub crew: Option<Crew>,
 }
 
 /// What one step did.
@@ -86,19 +85,23 @@ impl Online {
     /// A loop before its first step.
     ///
     /// # Errors
-    /// [`Error::Setting`] for settings out of range.
+    /// [`Error::Setting`] for settings out of range, and for those that several ranks cannot share.
     pub fn new(config: RolloutConfig, parts: OnlineParts, seed: u64) -> Result<Self> {
         if let Some(error) = config.errors().into_iter().next() {
             return Err(error);
         }
-        let OnlineParts { engine, rewards, score_log, text, stop_tokens, reference, critic, watch, team } =
+        let OnlineParts { engine, rewards, score_log, text, stop_tokens, reference, critic, watch, crew } =
             parts;
+        if let Some(key) = crew.as_ref().and_then(|_| config.alone().first().copied()) {
+            return Err(Error::setting(key, "not where several ranks draw together"));
+        }
         let kl = config.kl_controller()?;
         let sampling = config.sampling(seed, stop_tokens);
         let teacher = Teacher { config: config.clone(), reference, critic, kl, seed, step: 0 };
-        let rewards = Scorer::new(rewards, score_log.as_deref())?;
-        let collector = Collector { config, sampling, engine, rewards, text, carried: Vec::new(), watch };
-        Ok(Self { collector, teacher, team: Team::new(team), born: 0, waiting: VecDeque::new() })
+        let rewards = Scorer::new(rewards, score_log.as_ref())?;
+        let collector =
+            Collector { config, sampling, engine, rewards, text, carried: Vec::new(), watch, crew };
+        Ok(Self { collector, teacher, born: 0, waiting: VecDeque::new() })
     }
 
     /// Steps that were learned.
@@ -113,7 +116,7 @@ impl Online {
 
     /// One step: `wanted` prompts answered and scored, and what `algorithm` learns from them.
     ///
-    /// Where ranks share the model, `wanted` counts those of all of them, and `prompts` gives this rank's.
+    /// Where ranks draw together, `wanted` counts those of all of them, and `prompts` gives all of them the same.
     ///
     /// # Errors
     /// What engine, rewards, algorithm or learner cannot do.
@@ -125,17 +128,20 @@ impl Online {
         prompts: &mut Prompts<'_>,
     ) -> Result<Iteration> {
         let began = Instant::now();
-        let own = self.team.share(wanted);
         while self.waiting.len() < self.collector.config.max_staleness {
-            let rollout = self.collector.collect(own, self.born, prompts)?;
+            let rollout = self.collector.collect(wanted, self.born, prompts)?;
             self.born += 1;
-            self.waiting.push_back(self.team.together(rollout.groups)?);
+            self.waiting.push_back(rollout.groups);
         }
         let (rollout, learned) = if let Some(groups) = self.waiting.pop_front() {
-            self.learn_beside(algorithm, learner, groups, own, prompts)?
+            self.learn_beside(algorithm, learner, groups, wanted, prompts)?
         } else {
-            let mut rollout = self.collector.collect(own, self.born, prompts)?;
-            let groups = self.team.together(std::mem::take(&mut rollout.groups))?;
+            let mut rollout = self.collector.collect(wanted, self.born, prompts)?;
+            let groups = std::mem::take(&mut rollout.groups);
+            let groups = match &self.collector.crew {
+                Some(crew) => crew.learned_here(groups),
+                None => groups,
+            };
             (rollout, self.teacher.learn(algorithm, learner, groups)?)
         };
         self.born += 1;
@@ -177,18 +183,30 @@ impl Online {
             let rollout = drawing.join().unwrap_or_else(|_| panicked());
             rollout.and_then(|rollout| Ok((rollout, learned?)))
         })?;
-        self.waiting.push_back(self.team.together(std::mem::take(&mut rollout.groups))?);
+        self.waiting.push_back(std::mem::take(&mut rollout.groups));
         Ok((rollout, learned))
+    }
+
+    /// The groups that all ranks have learned from in a step, of which this rank has `own`. Ranks that draw together
+    /// call it together.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn of_all_ranks(&self, own: Vec<Group>) -> Result<Vec<Group>> {
+        match &self.collector.crew {
+            Some(crew) => crew.learned_anywhere(&own),
+            None => Ok(own),
+        }
     }
 
     /// Responses of the policy as it is to held-out prompts, scored: one response each, with the draws' keys of
     /// step `u64::MAX`, so that each time is asked the same. The reference, where there is one, judges them too.
-    /// Where ranks share the model, each has its own `prompts` and gets the responses to all.
+    /// Ranks that draw together call it together, with the same prompts, and each gets the responses to all.
     ///
     /// # Errors
     /// What engine, rewards and reference cannot do.
     pub fn evaluate(&mut self, prompts: Vec<aligner_core::Prompt>) -> Result<Vec<Group>> {
-        let mut groups = self.team.together(self.collector.held_out(prompts)?)?;
+        let mut groups = self.collector.held_out(prompts)?;
         if let Some(reference) = &mut self.teacher.reference {
             reference.fill(&mut groups)?;
         }

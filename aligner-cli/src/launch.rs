@@ -55,20 +55,17 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let mut failures = failures.into_iter();
     let Some((rank, first)) = failures.next() else { return Ok(code) };
     let said = format!("{first:#}");
-    let mut are_alike = true;
+    let mut alike = 1;
     for (other, error) in failures.filter(|(_, error)| is_cause(error)) {
         let text = format!("{error:#}");
         if text != said {
-            are_alike = false;
             say(&format!("rank {other}: {text}"));
+        } else {
+            alike += 1;
         }
     }
     // What every rank says is not a rank's own.
-    Err(if are_alike && is_cause(&first) && rank == 0 {
-        first
-    } else {
-        first.context(format!("rank {rank}"))
-    })
+    Err(if alike == arguments.ranks { first } else { first.context(format!("rank {rank}")) })
 }
 
 /// Whether MPI has started this process: as its launchers, Slurm's PMIx and the MPI operator say.

@@ -1,8 +1,9 @@
 //! The ranks of a run, as one of them sees them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use aligner_algos::{Learner, LearnerConfig, TrainingRanks};
+use aligner_algos::{Crew, Learner, LearnerConfig, TrainingRanks};
 use aligner_core::model::CausalLm;
 use aligner_core::optim::AdamW;
 use aligner_core::{Communicator, Error, Phase, Policy, Reduce, Result};
@@ -11,7 +12,6 @@ use aligner_parallel::{Axis, Mesh, MeshAdamW, MeshComms, ParallelLm, Solo};
 use crate::config::MeshSection;
 
 const AGREE: Phase = Phase::new("agreeing on how the run goes on");
-const TEAM: Phase = Phase::new("forming the groups that share a model");
 
 /// One rank with its communicators; without a mesh, the only one.
 #[derive(Clone)]
@@ -23,8 +23,6 @@ pub(crate) struct Ranks {
 #[derive(Clone)]
 struct OnMesh {
     comms: MeshComms,
-    /// The ranks that share a model, and with it the batches.
-    team: Arc<dyn Communicator>,
     section: MeshSection,
 }
 
@@ -43,10 +41,9 @@ impl Ranks {
         if mesh.size() == 1 {
             return Ok(Self { all, mesh: None });
         }
+        all.set_deadline(Duration::from_secs_f64(section.deadline_secs));
         let comms = MeshComms::new(mesh, all.clone())?;
-        let batches = comms.batches();
-        let team = all.split(batches.rank(), all.rank(), TEAM)?;
-        Ok(Self { all, mesh: Some(OnMesh { comms, team, section: section.clone() }) })
+        Ok(Self { all, mesh: Some(OnMesh { comms, section: section.clone() }) })
     }
 
     /// Whether this is the rank that speaks and writes.
@@ -64,9 +61,10 @@ impl Ranks {
         self.mesh.as_ref().map_or_else(Mesh::one, |on| on.comms.mesh())
     }
 
-    /// The ranks that share the model, where there are several.
-    pub(crate) fn team(&self) -> Option<Arc<dyn Communicator>> {
-        self.mesh.as_ref().map(|on| on.team.clone())
+    /// The ranks that draw samples together, where there are several.
+    pub(crate) fn crew(&self) -> Option<Crew> {
+        let OnMesh { comms, section } = self.mesh.as_ref()?;
+        Some(Crew::new(self.all.clone(), comms.batches().clone(), section.prompts))
     }
 
     /// The largest number of any rank.
@@ -96,18 +94,8 @@ impl Ranks {
     /// Of things of a step, those of this rank's batches.
     pub(crate) fn of_batches<T>(&self, all: Vec<T>) -> Vec<T> {
         let Some(OnMesh { comms, .. }) = &self.mesh else { return all };
-        every(all, comms.batches().as_ref())
-    }
-
-    /// Of things of this rank's batches, those that it draws itself.
-    pub(crate) fn of_team<T>(&self, of_batches: Vec<T>) -> Vec<T> {
-        let Some(OnMesh { team, .. }) = &self.mesh else { return of_batches };
-        every(of_batches, team.as_ref())
-    }
-
-    /// How many ranks have batches of their own.
-    pub(crate) fn batches(&self) -> usize {
-        self.mesh.as_ref().map_or(1, |on| on.comms.batches().size())
+        let batches = comms.batches();
+        all.into_iter().skip(batches.rank()).step_by(batches.size()).collect()
     }
 
     /// This rank's part of a model that every rank has whole.
@@ -140,9 +128,4 @@ impl OnMesh {
         }
         ParallelLm::new(model, &self.comms, self.section.cut())
     }
-}
-
-/// Every n-th thing of n ranks.
-fn every<T>(all: Vec<T>, comm: &dyn Communicator) -> Vec<T> {
-    all.into_iter().skip(comm.rank()).step_by(comm.size()).collect()
 }

@@ -11,6 +11,7 @@ mod samples;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use aligner_algos::ScoreFiles;
 use aligner_core::Error;
 use aligner_core::weights::atomic_write;
 use anyhow::Context as _;
@@ -161,10 +162,18 @@ impl RunDir {
         self.path.join("rollouts.jsonl")
     }
 
-    /// What a rank's rewards have said since the last checkpoint.
-    pub(crate) fn scores(&self, rank: usize) -> PathBuf {
+    /// What a rank's rewards have said since the last checkpoint, and those of other ranks.
+    pub(crate) fn score_files(&self, rank: usize) -> anyhow::Result<ScoreFiles> {
         let name = if rank == 0 { "scores.jsonl".into() } else { format!("scores.{rank}.jsonl") };
-        self.path.join(name)
+        let own = self.path.join(name);
+        let is_other = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            *path != own && name.starts_with("scores.") && name.ends_with(".jsonl")
+        };
+        let all = fs::read_dir(&self.path).map_err(Error::io(&self.path))?.flatten();
+        let mut others: Vec<PathBuf> = all.map(|entry| entry.path()).filter(is_other).collect();
+        others.sort();
+        Ok(ScoreFiles { own, others })
     }
 
     pub(crate) fn report(&self) -> PathBuf {

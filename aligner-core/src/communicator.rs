@@ -29,9 +29,13 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// A phase with the default deadline of ten minutes.
+    /// The deadline where nothing else is said.
+    pub const DEADLINE: Duration = Duration::from_mins(10);
+
+    /// A phase with the default deadline of ten minutes, or the one that its communicator has been told
+    /// ([`Communicator::set_deadline`]).
     pub const fn new(name: &'static str) -> Self {
-        Self { name, deadline: Duration::from_mins(10) }
+        Self { name, deadline: Self::DEADLINE }
     }
 }
 
@@ -118,6 +122,8 @@ pub trait Communicator: Send + Sync {
     fn attend(&self, _phase: Phase) -> Result<()> {
         Ok(())
     }
+    /// Sets the deadline of calls whose phase has the default one, in all groups of this rank.
+    fn set_deadline(&self, _deadline: Duration) {}
     /// Waits until every rank has come.
     fn barrier(&self, phase: Phase) -> Result<()> {
         self.all_reduce_host(&mut [], Reduce::Max, phase)

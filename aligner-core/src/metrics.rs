@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 /// How a metric's parts combine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Sums and weights add.
     Mean,
@@ -16,7 +17,7 @@ pub enum Kind {
 }
 
 /// A metric so far: a sum and its weight, or an extreme and a weight of 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Value {
     kind: Kind,
     pair: (f64, f64),
@@ -39,7 +40,7 @@ impl Value {
 
 /// Named values that can still be added to: means, each a sum and the weight it is divided by, and
 /// extremes. A name keeps the kind that it was given first.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics(BTreeMap<String, Value>);
 
 impl Metrics {
@@ -436,6 +437,11 @@ pub const DICTIONARY: &[Entry] = &[
         name: "warnings/kl",
         meaning: "1 where the policy is far from its reference",
         healthy: "absent; else raise the KL coefficient or lower the learning rate",
+    },
+    Entry {
+        name: "sampling/idle",
+        meaning: "part of the time of generation that ranks wait for the slowest, on average",
+        healthy: "below 0.1; prompts of long-tailed lengths want `mesh.prompts = \"stealing\"`",
     },
     Entry {
         name: "sampling/max_ratio_error",

@@ -1,6 +1,8 @@
 //! The collectives, once for every transport.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use aligner_core::{CollectiveError, Communicator, Device, Error, Phase, Reduce, Result, Tensor};
 
@@ -22,6 +24,8 @@ pub struct Ranks<T> {
     /// The least number that no group of this rank has had. It is locked during a split, so that no
     /// other thread of this rank offers the same one.
     next_group: Arc<Mutex<u64>>,
+    /// The deadline of phases that have the default one, in milliseconds.
+    deadline: Arc<AtomicU64>,
     /// Where received values lie.
     device: Device,
 }
@@ -33,6 +37,7 @@ impl<T: Transport> Ranks<T> {
             transport: Arc::new(transport),
             group: Group::all(rank, run),
             next_group: Arc::new(Mutex::new(1)),
+            deadline: Arc::new(AtomicU64::new(Phase::DEADLINE.as_millis() as u64)),
             device: Device::flex(),
         }
     }
@@ -41,6 +46,13 @@ impl<T: Transport> Ranks<T> {
     #[must_use]
     pub fn on(self, device: Device) -> Self {
         Self { device, ..self }
+    }
+
+    fn limit(&self, phase: Phase) -> Duration {
+        match phase.deadline {
+            Phase::DEADLINE => Duration::from_millis(self.deadline.load(Ordering::Relaxed)),
+            own => own,
+        }
     }
 
     /// Notes the call, does its work and says on failure what this rank was doing.
@@ -53,7 +65,7 @@ impl<T: Transport> Ranks<T> {
     ) -> Result<R> {
         let recorder = self.transport.recorder();
         let number = recorder.begin(call, &self.group.ranks, peer.map(|place| self.group.ranks[place]));
-        let failure = match work(Deadline::after(phase.deadline)) {
+        let failure = match work(Deadline::after(self.limit(phase))) {
             Ok(done) => {
                 recorder.end(number);
                 return Ok(done);
@@ -232,8 +244,13 @@ impl<T: Transport> Communicator for Ranks<T> {
         }
         let place = ranks.iter().position(|&rank| rank == self.group.rank()).unwrap_or_default();
         let group = Group { id, ranks, place, run: self.group.run };
-        let (transport, next_group) = (self.transport.clone(), self.next_group.clone());
-        Ok(Arc::new(Self { transport, group, next_group, device: self.device.clone() }))
+        Ok(Arc::new(Self {
+            transport: self.transport.clone(),
+            group,
+            next_group: self.next_group.clone(),
+            deadline: self.deadline.clone(),
+            device: self.device.clone(),
+        }))
     }
 
     fn all_gather_uneven(&self, values: Tensor<1>, phase: Phase) -> Result<Vec<Tensor<1>>> {
@@ -253,6 +270,10 @@ impl<T: Transport> Communicator for Ranks<T> {
     fn attend(&self, phase: Phase) -> Result<()> {
         let call = call(Op::Take, Element::F64, 0, phase);
         self.transport.attend().map_err(|failure| self.failed(&call, &failure))
+    }
+
+    fn set_deadline(&self, deadline: Duration) {
+        self.deadline.store(deadline.as_millis() as u64, Ordering::Relaxed);
     }
 
     fn barrier(&self, phase: Phase) -> Result<()> {
@@ -312,6 +333,22 @@ mod tests {
             assert_eq!(values(&sum), [258.0]);
             Ok(())
         });
+    }
+
+    #[test]
+    fn a_deadline_of_the_run_is_that_of_all_its_groups() {
+        let began = std::time::Instant::now();
+        let results = ThreadComm::run(2, |comm| {
+            let group = comm.split(0, comm.rank(), PHASE)?;
+            comm.set_deadline(Duration::from_millis(200));
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            group.barrier(PHASE)
+        });
+        assert!(began.elapsed() < Duration::from_secs(60));
+        let Err(Error::Collective(error)) = &results[0] else { panic!("{results:?}") };
+        assert_eq!(error.culprits, [1], "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use aligner_core::ops::host::{HostTensor, with_slice};
 use aligner_core::{Communicator, Device, Error, ParamSet, Phase, Result, Tensor};
+use burn::tensor::TensorData;
 
 pub use layout::Layout;
 pub(crate) use layout::stages;
@@ -102,7 +103,10 @@ impl Reshard {
                     step.runs(tiles).for_each(|run| part.extend_from_slice(&source[run]));
                 });
             }
-            let part = |part: Vec<f32>| Tensor::from_floats(part.as_slice(), &Device::flex());
+            let part = |part: Vec<f32>| {
+                let len = part.len();
+                Tensor::from_data(TensorData::new(part, [len]), &Device::flex())
+            };
             let came = comm.all_to_all(parts.into_iter().map(part).collect(), MOVE)?;
             let came: Vec<HostTensor> = came.iter().map(HostTensor::new).collect();
             let mut used = vec![0; ranks];

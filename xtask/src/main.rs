@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | gpu | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | gpu | hosts | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
@@ -8,6 +8,7 @@ mod cube;
 mod curves;
 mod demo;
 mod gpu;
+mod hosts;
 mod picture;
 mod tidy;
 mod workspace;
@@ -38,6 +39,8 @@ enum Task {
     Cube(cube::Options),
     /// An archive that checks and times generation on a CUDA device; slow to build.
     Gpu(gpu::Options),
+    /// A run over two machines, which are network namespaces of this one; needs root and Open MPI.
+    Hosts(hosts::Options),
     /// Write the demo's text, tokenizer and data sets, and train its tiny model.
     DemoModel(demo::Options),
 }
@@ -51,6 +54,7 @@ fn main() -> Result<()> {
         Task::Curves(options) => curves::run(&options),
         Task::Cube(options) => cube::run(&options),
         Task::Gpu(options) => gpu::run(&options),
+        Task::Hosts(options) => hosts::run(&options),
         Task::DemoModel(options) => demo::run(&options),
     }
 }

@@ -140,7 +140,7 @@ impl Bench<'_> {
             reference: Some(Reference::live(reference, self.pass_tokens())),
             critic: Some(Critic::new(critic, ValueLoss::new(ValueLossConfig::default())?)),
             watch: Box::new(watch),
-            team: None,
+            crew: None,
         };
         let engines = self.form.takes_the_engines_logps();
         let config = RolloutConfig {

@@ -5,7 +5,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use aligner_core::{Detokenize, Engine, Error, Group, Metrics, Prompt, Result, Sample, Sampling};
+use aligner_parallel::balance::PromptServer;
 
+use super::crew::{Crew, Share};
 use super::generate::{Open, generate};
 use super::scoring::Scorer;
 use super::{RolloutConfig, Watch};
@@ -23,6 +25,8 @@ pub(super) struct Collector {
     /// Prompts whose responses are not all complete, from the step before.
     pub(super) carried: Vec<Open>,
     pub(super) watch: Box<Watch>,
+    /// The ranks that draw together.
+    pub(super) crew: Option<Crew>,
 }
 
 /// The samples of one step, with what was logged on the way.
@@ -38,9 +42,12 @@ pub(super) struct Rollout {
 /// What a round of drawing gave.
 #[derive(Default)]
 struct Drawn {
-    scored: Vec<(Group, Metrics)>,
+    /// Scored groups with their prompts' places, in order.
+    scored: Vec<(usize, Group, Metrics)>,
     /// Prompts that are not complete.
     open: Vec<Open>,
+    /// What drawing alone took.
+    generating: Duration,
 }
 
 impl Collector {
@@ -72,30 +79,37 @@ impl Collector {
         let wanted = prompts.len();
         // A step that no training step is: the same draws each time.
         let open = prompts.into_iter().map(|prompt| Open::new(prompt, u64::MAX, 1)).collect();
-        let (drawn, _) = self.draw(open, wanted)?;
-        Ok(drawn.scored.into_iter().map(|(group, _)| group).collect())
+        let drawn = self.draw(open, wanted)?;
+        let groups = drawn.scored.into_iter().map(|(place, group, _)| (place, group)).collect();
+        let own = Share { groups, ..Share::default() };
+        Ok(of_all(self.crew.as_mut(), own)?.groups.into_iter().map(|(_, group)| group).collect())
     }
 
     /// Draws until `wanted` of the open prompts are complete, and adds those that can be learned from.
     fn round(&mut self, open: Vec<Open>, wanted: usize, rollout: &mut Rollout) -> Result<()> {
         let began = Instant::now();
-        let (drawn, generating) = self.draw(open, wanted)?;
-        rollout.generating += generating;
-        rollout.scoring += began.elapsed().saturating_sub(generating);
+        let drawn = self.draw(open, wanted)?;
         self.carried = drawn.open;
-        for (group, metrics) in drawn.scored {
-            rollout.metrics.merge(&metrics);
+        let mut own = Share { generating: drawn.generating, ..Share::default() };
+        for (place, group, metrics) in drawn.scored {
+            own.metrics.merge(&metrics);
             let kept = self.is_kept(&group);
-            rollout.metrics.add("frac_groups_kept", f64::from(u8::from(kept)), 1.0);
-            rollout.groups.extend(kept.then_some(group));
+            own.metrics.add("frac_groups_kept", f64::from(u8::from(kept)), 1.0);
+            own.groups.extend(kept.then_some((place, group)));
         }
+        let all = of_all(self.crew.as_mut(), own)?;
+        rollout.generating += all.generating;
+        rollout.scoring += began.elapsed().saturating_sub(all.generating);
+        rollout.metrics.merge(&all.metrics);
+        rollout.groups.extend(all.groups.into_iter().map(|(_, group)| group));
         Ok(())
     }
 
-    /// Draws until `wanted` of the open prompts are complete and has these scored, in the order of the prompts.
-    /// Says how long drawing alone took.
-    fn draw(&mut self, mut open: Vec<Open>, wanted: usize) -> Result<(Drawn, Duration)> {
-        let Self { sampling, engine, rewards, text, watch, .. } = self;
+    /// Draws until `wanted` of the open prompts are complete, where ranks share them those of this rank, and has these
+    /// scored.
+    fn draw(&mut self, mut open: Vec<Open>, wanted: usize) -> Result<Drawn> {
+        let Self { sampling, engine, rewards, text, watch, crew, .. } = self;
+        let prompts: Vec<Prompt> = open.iter().map(|one| one.prompt().clone()).collect();
         let began = Instant::now();
         let (complete, waiting) = channel::<(usize, Group)>();
         let (scored, generating) = std::thread::scope(|threads| {
@@ -113,7 +127,13 @@ impl Collector {
                 // A scorer that failed has hung up; its error is the one to report.
                 let _ = complete.send((at, one.group(text.as_ref(), &sampling.stop_tokens)));
             };
-            let generated = generate(engine.as_mut(), sampling, &mut open, wanted, &mut send, watch);
+            let mut generate = |server: Option<&mut PromptServer<'_>>| {
+                generate(engine.as_mut(), sampling, &mut open, wanted, server, &mut send, watch)
+            };
+            let generated = match crew {
+                Some(crew) => crew.round(&prompts, |server| generate(Some(server))),
+                None => generate(None),
+            };
             let generating = began.elapsed();
             drop(complete);
             let scored: Result<Vec<_>> =
@@ -122,13 +142,12 @@ impl Collector {
             (scored.and_then(|scored| generated.map(|()| scored)), generating)
         });
         let mut taken = vec![false; open.len()];
-        let mut drawn = Drawn::default();
-        for (at, group, metrics) in scored? {
-            taken[at] = true;
-            drawn.scored.push((group, metrics));
-        }
-        drawn.open = open.into_iter().zip(taken).filter(|(_, taken)| !taken).map(|(one, _)| one).collect();
-        Ok((drawn, generating))
+        let scored = scored?;
+        scored.iter().for_each(|(at, ..)| taken[*at] = true);
+        // Where ranks share prompts, what is left are the others'.
+        let open = if crew.is_some() { Vec::new() } else { open };
+        let open = open.into_iter().zip(taken).filter(|(_, taken)| !taken).map(|(one, _)| one).collect();
+        Ok(Drawn { scored, open, generating })
     }
 
     /// Whether a group is learned from: it has samples that can be compared, and rewards that differ where
@@ -140,5 +159,13 @@ impl Collector {
         let comparable = self.config.num_generations == 1 || group.samples.len() > 1;
         comparable
             && (!self.config.dynamic_sampling || rewards.any(|reward| reward.total_cmp(&first).is_ne()))
+    }
+}
+
+/// What all ranks have drawn that share prompts; the rank's own where none do.
+fn of_all(crew: Option<&mut Crew>, own: Share) -> Result<Share> {
+    match crew {
+        Some(crew) => crew.together(own),
+        None => Ok(own),
     }
 }

@@ -134,6 +134,17 @@ impl Default for RolloutConfig {
 }
 
 impl RolloutConfig {
+    /// The settings that are on and that ranks which draw together cannot share: they would take other numbers of
+    /// prompts.
+    pub fn alone(&self) -> Vec<&'static str> {
+        let all = [
+            ("dynamic_sampling", self.dynamic_sampling),
+            ("oversampling", self.oversampling > 0),
+            ("max_staleness", self.max_staleness > 0),
+        ];
+        all.into_iter().filter_map(|(key, is_on)| is_on.then_some(key)).collect()
+    }
+
     /// Everything that is wrong with the settings.
     pub fn errors(&self) -> Vec<Error> {
         let mut errors = Vec::new();

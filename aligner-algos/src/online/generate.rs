@@ -6,6 +6,7 @@ use aligner_core::{
     Detokenize, Engine, Error, Event, FinishReason, Group, Prompt, Request, RequestId, Result, Sample,
     Sampling,
 };
+use aligner_parallel::balance::PromptServer;
 use serde::{Deserialize, Serialize};
 
 use super::Watch;
@@ -32,6 +33,10 @@ impl Open {
         Self { prompt, born, responses: vec![Response::default(); responses] }
     }
 
+    pub(super) fn prompt(&self) -> &Prompt {
+        &self.prompt
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.responses.iter().all(|response| response.complete)
     }
@@ -52,41 +57,46 @@ impl Open {
     }
 }
 
-/// Draws until `wanted` of the prompts are complete. `complete` is told of each, in the order in which they are;
-/// what is on the way then stays in `open`, for a later call.
+/// Draws until `wanted` of the prompts are complete, or all that `server` gives this rank, where ranks share them.
+/// `complete` is told of each, in the order in which they are; what is on the way then stays in `open`, for a later
+/// call.
 pub(super) fn generate(
     engine: &mut dyn Engine,
     sampling: &Sampling,
     open: &mut [Open],
     wanted: usize,
+    mut server: Option<&mut PromptServer<'_>>,
     complete: &mut dyn FnMut(usize, &Open),
     watch: &mut Watch,
 ) -> Result<()> {
-    let mut round = Round { places: HashMap::new(), done: 0 };
-    for (at, one) in open.iter_mut().enumerate() {
-        if one.is_complete() && round.done < wanted {
-            round.done += 1;
-            complete(at, one);
-        }
-        for (index, response) in one.responses.iter_mut().enumerate().filter(|(_, r)| !r.complete) {
-            let request = Request {
-                prompt: one.prompt.clone(),
-                sampling: sampling.clone(),
-                sample: index as u64,
-                born: one.born,
-                priority: 0,
-                begun: response.sample.take(),
-            };
-            round.places.insert(engine.submit(request)?, (at, index));
+    let mut round = Round { places: HashMap::new(), done: 0, asked: 0 };
+    if server.is_none() {
+        for (at, one) in open.iter_mut().enumerate() {
+            if one.is_complete() && round.done < wanted {
+                round.done += 1;
+                complete(at, one);
+            }
+            round.submit(engine, sampling, at, one)?;
         }
     }
-    let all = round.places.len();
-    while round.done < wanted && !round.places.is_empty() {
+    while round.done < wanted {
+        if let Some(server) = &mut server {
+            // One prompt for each pass: else the first to ask takes the longest of all.
+            if engine.stats().waiting == 0
+                && let Some(at) = server.take()?
+            {
+                round.submit(engine, sampling, at, &mut open[at])?;
+            }
+            server.attend()?;
+        }
+        if round.places.is_empty() {
+            break;
+        }
         for at in round.poll(engine, open)?.into_iter().take(wanted - round.done) {
             round.done += 1;
             complete(at, &open[at]);
         }
-        watch("generating", all - round.places.len(), all);
+        watch("generating", round.asked - round.places.len(), round.asked);
     }
     let rest: Vec<RequestId> = round.places.keys().copied().collect();
     for request in rest {
@@ -104,9 +114,34 @@ struct Round {
     places: HashMap<RequestId, (usize, usize)>,
     /// Prompts that are complete.
     done: usize,
+    /// Requests that were made.
+    asked: usize,
 }
 
 impl Round {
+    /// Asks for what a prompt lacks.
+    fn submit(
+        &mut self,
+        engine: &mut dyn Engine,
+        sampling: &Sampling,
+        at: usize,
+        one: &mut Open,
+    ) -> Result<()> {
+        for (index, response) in one.responses.iter_mut().enumerate().filter(|(_, r)| !r.complete) {
+            let request = Request {
+                prompt: one.prompt.clone(),
+                sampling: sampling.clone(),
+                sample: index as u64,
+                born: one.born,
+                priority: 0,
+                begun: response.sample.take(),
+            };
+            self.places.insert(engine.submit(request)?, (at, index));
+            self.asked += 1;
+        }
+        Ok(())
+    }
+
     /// Lets the engine go on and puts what ended in its place; returns the prompts that are complete by it, each once.
     fn poll(&mut self, engine: &mut dyn Engine, open: &mut [Open]) -> Result<Vec<usize>> {
         let events = engine.poll()?;

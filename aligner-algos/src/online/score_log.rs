@@ -9,6 +9,15 @@ use aligner_core::{Error, Group, Result, Score};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+/// The files that a rank's scores are in.
+#[derive(Debug, Clone)]
+pub struct ScoreFiles {
+    /// Where this rank writes.
+    pub own: PathBuf,
+    /// What other ranks have written: after a restart another rank may draw what they have drawn.
+    pub others: Vec<PathBuf>,
+}
+
 /// A file of JSON lines, one for each scored group.
 pub(super) struct ScoreLog {
     path: PathBuf,
@@ -24,16 +33,14 @@ struct Record {
 }
 
 impl ScoreLog {
-    /// Reads what is there, up to a line that was cut by a kill.
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let text = if path.exists() { fs::read(path).map_err(Error::io(path))? } else { Vec::new() };
-        let mut whole = 0;
+    /// Reads what is there, of each file up to a line that was cut by a kill.
+    pub(super) fn open(files: &ScoreFiles) -> Result<Self> {
+        let path = files.own.as_path();
         let mut known = HashMap::new();
-        for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-            let Ok(Record { key, scores }) = serde_json::from_slice(line) else { break };
-            known.insert(key, scores);
-            whole += line.len();
+        for other in &files.others {
+            read(other, &mut known)?;
         }
+        let whole = read(path, &mut known)?;
         let file = File::options().create(true).append(true).open(path).map_err(Error::io(path))?;
         file.set_len(whole as u64).map_err(Error::io(path))?;
         Ok(Self { path: path.to_path_buf(), file, known })
@@ -57,6 +64,18 @@ impl ScoreLog {
         self.known.clear();
         self.file.set_len(0).map_err(Error::io(&self.path))
     }
+}
+
+/// Adds a file's scores to those that are known; returns the bytes of its whole lines.
+fn read(path: &Path, known: &mut HashMap<String, Vec<Vec<Score>>>) -> Result<usize> {
+    let text = if path.exists() { fs::read(path).map_err(Error::io(path))? } else { Vec::new() };
+    let mut whole = 0;
+    for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        let Ok(Record { key, scores }) = serde_json::from_slice(line) else { break };
+        known.insert(key, scores);
+        whole += line.len();
+    }
+    Ok(whole)
 }
 
 /// What a group's scores depend on: the parts, and the prompt and tokens of each sample.

@@ -1,10 +1,8 @@
 //! The rewards of a group's samples, and their log.
 
-use std::path::Path;
-
 use aligner_core::{Error, Group, Metrics, Result, Score};
 
-use super::score_log::{ScoreLog, key};
+use super::score_log::{ScoreFiles, ScoreLog, key};
 use crate::rewards::RewardParts;
 
 /// Asks the rewards about groups, and nothing twice that the log knows.
@@ -14,8 +12,8 @@ pub(super) struct Scorer {
 }
 
 impl Scorer {
-    /// Keeps scores in the file `log`, where one is given, until they are in a checkpoint.
-    pub(super) fn new(rewards: RewardParts, log: Option<&Path>) -> Result<Self> {
+    /// Keeps scores in the files `log`, where they are given, until they are in a checkpoint.
+    pub(super) fn new(rewards: RewardParts, log: Option<&ScoreFiles>) -> Result<Self> {
         Ok(Self { rewards, log: log.map(ScoreLog::open).transpose()? })
     }
 
@@ -101,14 +99,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("scores.jsonl");
         let asked = Arc::new(AtomicUsize::new(0));
-        let mut first = Scorer::new(counted(&asked), Some(&path)).expect("a log");
+        let files = ScoreFiles { own: path.clone(), others: Vec::new() };
+        let mut first = Scorer::new(counted(&asked), Some(&files)).expect("a log");
         let mut scored = group();
         first.score(&mut scored).expect("scores");
         drop(first);
+        let neighbour = ScoreFiles { own: dir.path().join("scores.1.jsonl"), others: vec![path.clone()] };
+        let mut neighbour = Scorer::new(counted(&asked), Some(&neighbour)).expect("a log");
+        neighbour.score(&mut group()).expect("scores");
+        assert_eq!(asked.load(Ordering::Relaxed), 2, "another rank has asked");
         // A kill in the middle of a line.
         let mut file = std::fs::File::options().append(true).open(&path).expect("the log");
         std::io::Write::write_all(&mut file, b"{\"key\": \"ab").expect("room");
-        let mut second = Scorer::new(counted(&asked), Some(&path)).expect("a log");
+        let mut second = Scorer::new(counted(&asked), Some(&files)).expect("a log");
         let mut again = group();
         second.score(&mut again).expect("scores");
         assert_eq!((again, asked.load(Ordering::Relaxed)), (scored, 2));

@@ -81,7 +81,7 @@ pub(crate) fn parts(policy: &CausalLm, rewards: RewardParts) -> OnlineParts {
         reference: None,
         critic: None,
         watch: Box::new(|_, _, _| {}),
-        team: None,
+        crew: None,
     }
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::print_stdout, reason = "the errors that were seen are read from the tests' output")]
 
 mod credit;
+mod crew;
 mod fixture;
 mod learner;
 mod learning;

@@ -242,14 +242,9 @@ fn mesh(config: &RunConfig, found: &mut Found) {
         add(found, "mesh", "several ranks run on the CPU device alone");
     }
     let Some(rollout) = &config.rollout else { return };
-    for (key, is_set) in [
-        ("rollout.dynamic_sampling", rollout.dynamic_sampling),
-        ("rollout.oversampling", rollout.oversampling > 0),
-        ("rollout.max_staleness", rollout.max_staleness > 0),
-    ] {
-        if is_set {
-            add(found, key, "not with [mesh]: ranks would take other numbers of prompts");
-        }
+    for key in rollout.alone() {
+        let message = "not with [mesh]: ranks would take other numbers of prompts";
+        add(found, &format!("rollout.{key}"), message);
     }
 }
 

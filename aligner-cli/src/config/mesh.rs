@@ -1,11 +1,12 @@
 //! `[mesh]`: how the ranks of a run share the work.
 
-use aligner_core::{Error, Result};
+use aligner_core::{Error, Phase, Result};
+use aligner_parallel::balance::Split;
 use aligner_parallel::{Cut, Mesh, PipelineSchedule};
 use serde::{Deserialize, Serialize};
 
 /// `[mesh]`: the sizes of the axes, and how the model is cut along them. One rank without it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MeshSection {
     /// Ranks that share each matrix: tensor parallelism.
@@ -19,6 +20,10 @@ pub struct MeshSection {
     pub dp: Option<usize>,
     /// Ranks that share the layers: pipeline parallelism.
     pub pp: usize,
+    /// How the prompts of a step are given to the ranks that draw responses.
+    pub prompts: Split,
+    /// Seconds that ranks wait for each other, in any one exchange, before they name who is missing and end.
+    pub deadline_secs: f64,
     /// Whether norms work on parts of the rows, where `tp` is above 1.
     pub sequence_parallel: bool,
     /// The order of the pipeline's passes.
@@ -40,6 +45,8 @@ impl Default for MeshSection {
             ep: 1,
             dp: None,
             pp: 1,
+            prompts: Split::default(),
+            deadline_secs: Phase::DEADLINE.as_secs_f64(),
             sequence_parallel: false,
             schedule: PipelineSchedule::default(),
             chunks: 1,
@@ -96,6 +103,10 @@ impl MeshSection {
             .filter(|(_, size)| *size == 0)
             .map(|(key, _)| Error::setting(key, "expected at least 1, got 0"))
             .collect();
+        if !(0.1..=1e9).contains(&self.deadline_secs) {
+            let message = format!("expected a number of seconds from 0.1 to 1e9, got {}", self.deadline_secs);
+            errors.push(Error::setting("deadline_secs", message));
+        }
         if errors.is_empty() && self.pp > 1 {
             // As many micro-batches as fit: their number hangs on the data.
             let problems = self.schedule.check(self.pp, self.pp, self.chunks);
@@ -131,9 +142,10 @@ mod tests {
 
     #[test]
     fn every_error_has_its_key() {
-        let section = MeshSection { tp: 0, chunks: 0, ..MeshSection::default() };
+        let section = MeshSection { tp: 0, chunks: 0, deadline_secs: f64::NAN, ..MeshSection::default() };
         let messages: Vec<String> = section.errors().iter().map(ToString::to_string).collect();
         assert!(messages[0].starts_with("tp") && messages[1].starts_with("chunks"), "{messages:?}");
+        assert!(messages[2].starts_with("deadline_secs"), "{messages:?}");
         let section = MeshSection { pp: 2, chunks: 2, ..MeshSection::default() };
         assert!(section.errors()[0].to_string().starts_with("schedule"));
     }

@@ -35,31 +35,27 @@ impl Session {
     /// One step.
     pub(super) fn rollout(&mut self) -> anyhow::Result<Done> {
         let started = Instant::now();
-        let Self { run, ranks, learner, loader, rollouts, .. } = self;
+        let Self { run, learner, loader, rollouts, .. } = self;
         let Some(Rollouts { online, told, .. }) = rollouts else { return Ok(Done::default()) };
         let config = &run.config.run;
         let mut prompts = |count: usize| {
-            // On several ranks, the whole step's at once: all of them stay at the same row.
-            let count = if ranks.mesh().size() > 1 { config.batch_size } else { count };
-            let own = ranks.of_team(ranks.of_batches(loader.next(count)?));
-            Ok(own.into_iter().filter_map(wire::prompt_of).collect::<Vec<Prompt>>())
+            Ok(loader.next(count)?.into_iter().filter_map(wire::prompt_of).collect::<Vec<Prompt>>())
         };
         let algorithm = run.guarded(format!("step {}", online.steps() + 1));
-        let wanted = config.batch_size / ranks.batches();
-        let iteration = online.step(&algorithm, learner, wanted, &mut prompts)?;
+        let iteration = online.step(&algorithm, learner, config.batch_size, &mut prompts)?;
         let step = online.steps();
-        if ranks.is_main()
-            && config.rollouts_every > 0
-            && (step == 1 || step.is_multiple_of(config.rollouts_every as u64))
-        {
-            let shown = iteration.groups.iter().take(config.rollout_groups);
+        let tokens: usize = iteration.groups.iter().map(Group::packed_tokens).sum();
+        if config.rollouts_every > 0 && (step == 1 || step.is_multiple_of(config.rollouts_every as u64)) {
+            let groups = online.of_all_ranks(iteration.groups)?;
+            let shown = groups.iter().take(config.rollout_groups);
             let drawn: Vec<Drawn> = shown.flat_map(|group| Drawn::of(step, group)).collect();
-            rundir::write_rollouts(&self.dir.rollouts(), step, &drawn)?;
+            if self.ranks.is_main() {
+                rundir::write_rollouts(&self.dir.rollouts(), step, &drawn)?;
+            }
         }
         let mut values: BTreeMap<String, f64> =
             iteration.metrics.iter().map(|(name, value)| (name.to_string(), value)).collect();
         let seconds = started.elapsed().as_secs_f64();
-        let tokens: usize = iteration.groups.iter().map(Group::packed_tokens).sum();
         let tokens_per_second = tokens as f64 / seconds;
         self.tokens += tokens as u64;
         values.insert("num_tokens".into(), self.tokens as f64);

@@ -104,15 +104,14 @@ impl Session {
         let mut rollouts = None;
         if run.online {
             let prompts = data.held_out_groups()?.into_iter().filter_map(wire::prompt_of).collect();
-            let prompts = ranks.of_team(prompts);
             let critic = trainer.as_deref().map(rollouts::critic_dir);
-            let scores = dir.scores(ranks.rank());
+            let scores = dir.score_files(ranks.rank())?;
             let beside = Beside {
                 longest_prompt: data.longest,
                 reference: reference.take(),
                 steps: Some(total),
                 critic: critic.as_deref(),
-                scores: Some(&scores),
+                scores: Some(scores),
             };
             let told = Told::as_logged(&run, &dir, step)?;
             let (online, critic) = wire::online(&mut run, &ranks, &model, &policy, beside)?;

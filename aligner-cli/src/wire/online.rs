@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aligner_algos::rewards::RewardParts;
-use aligner_algos::{Critic, EngineWeights, Online, OnlineParts, Reference, RolloutConfig, ValueLoss};
+use aligner_algos::{
+    Critic, EngineWeights, Online, OnlineParts, Reference, RolloutConfig, ScoreFiles, ValueLoss,
+};
 use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PAGE;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
@@ -31,7 +33,7 @@ pub(crate) struct Beside<'a> {
     /// Where the newest checkpoint keeps the critic, in a run that goes on.
     pub(crate) critic: Option<&'a Path>,
     /// Keeps what rewards have said since that checkpoint.
-    pub(crate) scores: Option<&'a Path>,
+    pub(crate) scores: Option<ScoreFiles>,
 }
 
 /// Builds the rollout loop around the weights of `policy`, and says what its critic's model is.
@@ -72,13 +74,13 @@ pub(crate) fn online(
     let parts = OnlineParts {
         engine: Box::new(engine(policy.clone(), &model.tokenizer, engine_config)?),
         rewards,
-        score_log: scores.map(Path::to_path_buf),
+        score_log: scores,
         text: Arc::new(model.tokenizer.clone()),
         stop_tokens: model.stop_tokens(),
         reference,
         critic,
         watch: Box::new(move |what, done, all| generating.show(what, done, all)),
-        team: ranks.team(),
+        crew: ranks.crew(),
     };
     Ok((Online::new(config, parts, run.config.run.seed)?, critic_config))
 }

@@ -131,6 +131,14 @@ impl Communicator for Watched {
         self.inner.all_gather_uneven(values, self.call(phase)?)
     }
 
+    fn take(&self, round: u64, taken: u64, phase: Phase) -> Result<u64> {
+        self.inner.take(round, taken, self.call(phase)?)
+    }
+
+    fn attend(&self, phase: Phase) -> Result<()> {
+        self.inner.attend(phase)
+    }
+
     fn barrier(&self, phase: Phase) -> Result<()> {
         self.inner.barrier(self.call(phase)?)
     }
