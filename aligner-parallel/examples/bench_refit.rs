@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     let model = CausalLm::init(smollm2()?, 1, &Device::flex())?;
     let case = |name, mesh, share_parameters, tensor| Case { name, mesh, share_parameters, tensor };
     let cases = [
-        case("tp 2", [2, 1, 1, 1, 1], false, 1),
+        case("tp 3", [3, 1, 1, 1, 1], false, 1),
         case("pp 2", [1, 1, 1, 1, 2], false, 1),
         case("tp 3 x pp 2", [3, 1, 1, 1, 2], false, 1),
         case("pp 2 x dp 2", [1, 1, 1, 2, 2], false, 1),
