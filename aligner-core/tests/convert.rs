@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use aligner_core::Policy as _;
 use aligner_core::model::CausalLm;
 use aligner_core::weights::{
     Checkpoint, Gguf, GgufDtype, GgufValue, SaveDtype, read_tensors, save_checkpoint, save_gguf,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use aligner_core::model::CausalLm;
 use aligner_core::weights::{Checkpoint, WEIGHT_FILES, read_tensors};
-use aligner_core::{Device, Result};
+use aligner_core::{Device, Policy as _, Result};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/pytorch");
 
