@@ -49,6 +49,9 @@ pub fn save_gguf(
     watch: &mut dyn FnMut(usize, usize),
 ) -> Result<()> {
     let config = checkpoint.config();
+    if config.num_labels.is_some() {
+        return Err(cannot(path, config, "has no head of scores, and the model has one"));
+    }
     let tensors = plan(path, config, CausalLm::parameters_in(checkpoint)?, dtype)?;
     let mut metadata = config.gguf_metadata();
     metadata.push(("general.file_type".into(), GgufValue::Integer(dtype.file_type())));
@@ -105,6 +108,11 @@ fn plan(path: &Path, config: &ModelConfig, specs: Vec<ParamSpec>, dtype: GgufDty
     Ok(tensors)
 }
 
+fn cannot(path: &Path, config: &ModelConfig, what: &str) -> Error {
+    let (path, architecture) = (path.display(), config.family.gguf.architecture);
+    Error::Invalid(format!("{path}: not written: a GGUF file of architecture {architecture} {what}"))
+}
+
 /// Refuses what a reader of the file would take for another model.
 fn check_readable(
     path: &Path,
@@ -112,14 +120,7 @@ fn check_readable(
     metadata: &[(String, GgufValue)],
     tensors: &[Planned],
 ) -> Result<()> {
-    let cannot = |what: String| {
-        let architecture = config.family.gguf.architecture;
-        let place = path.display();
-        Error::Invalid(format!("{place}: not written: a GGUF file of architecture {architecture} {what}"))
-    };
-    if config.num_labels.is_some() {
-        return Err(cannot("has no head of scores, and the model has one".into()));
-    }
+    let cannot = |what: String| cannot(path, config, &what);
     let shapes = tensors.iter().map(|tensor| (tensor.stored.clone(), tensor.shape.clone()));
     let file = Gguf::unwritten(path, metadata.iter().cloned(), shapes);
     let divisors = tensors.iter().find_map(|tensor| match &tensor.content {

@@ -62,6 +62,10 @@ fn directory(source: &Source) -> Result<(u64, u64, u64)> {
     let mut count = u64::from(end.u16()?);
     let mut len = u64::from(end.u32()?);
     let mut start = u64::from(end.u32()?);
+    let comment = usize::from(end.u16()?);
+    if end.at + comment != tail.len() {
+        return Err(wrong(source, "the zip archive ends too soon or too late; is the file truncated?"));
+    }
     // What does not fit 32 bits stands in another record, and torch writes that always.
     if let Some(locator) = at.checked_sub(20).filter(|&from| tail[from..].starts_with(&END_64_LOCATOR)) {
         let place = Fields { source, bytes: &tail, at: locator + 8 }.u64()?;

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use super::tensor::{Element, Strided};
 
-/// Most values on the stack at a time.
-const MAX_STACK: usize = 1 << 20;
+/// Most values on the stack at a time; a pickler sets items by the thousand.
+const MAX_STACK: usize = 1 << 16;
 /// Most arguments of a call, and more than the axes of any tensor.
 const MAX_ARGUMENTS: usize = 16;
 
