@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    Registry, chat, check_algorithm, completions, eval, fetch, generate, inspect, launch, merge, plan, serve,
-    simulate, train,
+    Registry, chat, check_algorithm, completions, convert, eval, fetch, generate, inspect, launch, merge,
+    plan, serve, simulate, train,
 };
 
 /// Aligns language models: supervised fine-tuning, reward models, preference optimisation, reinforcement learning.
@@ -36,6 +36,7 @@ pub(crate) enum Command {
     Simulate(simulate::Arguments),
     CheckAlgorithm(check_algorithm::Arguments),
     Merge(merge::Arguments),
+    Convert(convert::Arguments),
     Fetch(fetch::Arguments),
     Completions(completions::Arguments),
 }
@@ -54,6 +55,7 @@ impl Command {
             Self::Simulate(arguments) => simulate::run(&arguments).map(done),
             Self::CheckAlgorithm(arguments) => check_algorithm::run(&arguments, registry).map(done),
             Self::Merge(arguments) => merge::run(&arguments).map(done),
+            Self::Convert(arguments) => convert::run(&arguments).map(done),
             Self::Fetch(arguments) => fetch::run(&arguments).map(done),
             Self::Completions(arguments) => {
                 completions::run(&arguments);

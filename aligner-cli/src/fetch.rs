@@ -86,8 +86,17 @@ fn patterns(arguments: &Arguments) -> Vec<&str> {
 }
 
 fn wanted(files: Vec<RemoteFile>, arguments: &Arguments) -> Vec<RemoteFile> {
-    let patterns = patterns(arguments);
+    let mut patterns = patterns(arguments);
+    if patterns == OF_MODELS {
+        patterns.extend(pickles(files.iter().map(|file| file.name.as_str())));
+    }
     files.into_iter().filter(|file| patterns.iter().any(|pattern| matches(pattern, &file.name))).collect()
+}
+
+/// Pickled weights are asked for where a repository has no others.
+fn pickles<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'static str> {
+    let others = names.any(|name| matches("*.safetensors", name) || matches("*.gguf", name));
+    (!others).then_some("pytorch_model*.bin")
 }
 
 /// Whether `name` is `pattern`, in which `*` stands for anything.
@@ -147,6 +156,14 @@ mod tests {
         assert!(matches("data/*-test*.parquet", "data/a-test-0.parquet"));
         assert!(!matches("*.json", "model.jsonl"));
         assert!(!matches("model", "model.json"));
+    }
+
+    #[test]
+    fn pickles_are_fetched_where_there_is_nothing_else() {
+        let of = |names: &[&str]| pickles(names.iter().copied());
+        assert_eq!(of(&["config.json", "pytorch_model.bin"]), Some("pytorch_model*.bin"));
+        assert_eq!(of(&["pytorch_model.bin", "model.safetensors"]), None);
+        assert_eq!(of(&["model-q8_0.gguf"]), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `aligner inspect`: one group of a run's data as the model will see it.
+//! `aligner inspect`: a run's model in numbers, and one group of its data as the model will see it.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -8,11 +8,12 @@ use aligner_data::Tokenizer;
 use anyhow::{Context as _, ensure};
 
 use crate::arguments::RunFile;
+use crate::plan::memory::parameters;
 use crate::progress::{colour, result};
 use crate::wire::{self, LoadedModel};
 use crate::{Registry, Usage};
 
-/// Show one group of a run's data: tokens, targets, positions, and how it is packed.
+/// Show a run's model in numbers, and one group of its data: tokens, targets, positions, and how it is packed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -42,7 +43,9 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let group =
         group.with_context(|| format!("row {}: left out, see `overlong` in [data.train]", arguments.row))?;
     let view = View { tokenizer: &model.tokenizer, colour: colour() };
-    result(&view.group(&group, arguments.tokens)?);
+    let config = model.checkpoint.config();
+    let (family, parameters) = (config.model_type(), parameters(config));
+    result(&format!("family      {family}\n{parameters}\n{}", view.group(&group, arguments.tokens)?));
     Ok(())
 }
 

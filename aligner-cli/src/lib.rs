@@ -14,6 +14,7 @@ mod chat;
 mod check_algorithm;
 mod completions;
 mod config;
+mod convert;
 mod eval;
 mod evaluate;
 mod fetch;

@@ -1,6 +1,6 @@
 //! `aligner plan`: what a run will do and take, before it is started.
 
-mod memory;
+pub(crate) mod memory;
 mod ranks;
 mod rollouts;
 mod shape;

@@ -106,12 +106,19 @@ fn inspect_marks_targets_and_shows_the_packing() {
     let scene = Scene::new();
     scene.dpo();
     let call = scene.aligner(&["inspect", "run.toml", "--row", "1", "--tokens"]);
+    assert!(call.stdout.contains("family      llama\nparameters  0.07 M: "), "{}", call.stdout);
     let out = call.succeeds();
     for part in
         ["2 samples", "(chosen)", "(rejected)", "⟦", "continues", "predicts", "common prompt stored once"]
     {
         assert!(out.contains(part), "no `{part}` in:\n{out}");
     }
+    let mixture = scene::golden().join("models/mixtral");
+    let path = format!("model.path={}", mixture.display());
+    let call = scene.aligner(&["inspect", "run.toml", "--set", &path, "--set", "model.tokenizer=model"]);
+    let out = call.succeeds();
+    assert!(out.contains("family      mixtral\nparameters  0.10 M, 0.07 M of them for a token"), "{out}");
+    assert!(out.contains("which has 2 of 4 experts"), "{out}");
     scene
         .aligner(&["inspect", "run.toml", "--row", "999"])
         .fails(2, &["--row: the training data has 24 rows"]);

@@ -3,11 +3,11 @@
 mod adapted;
 mod balance;
 mod causal_lm;
-mod config;
+pub(crate) mod config;
 mod decoder;
-mod exec;
+pub(crate) mod exec;
 mod families;
-mod family;
+pub(crate) mod family;
 mod heads;
 mod layerwise;
 mod lora;

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use aligner_core::weights::GgufValue;
 use aligner_core::{Detokenize, Error, Result};
 use serde_json::{Map, Value};
 
@@ -164,6 +165,15 @@ impl Tokenizer {
     /// The chat template.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// The keys of GGUF that say the same as this tokenizer, for a model whose embedding has so many rows.
+    ///
+    /// # Errors
+    /// A tokenizer that GGUF's readers would take for another one: its kind, its way of splitting text, or
+    /// merges that do not follow from scores; token ids that the model has no row for.
+    pub fn gguf_metadata(&self, rows: usize) -> Result<Vec<(String, GgufValue)>> {
+        gguf::metadata(self, rows)
     }
 
     /// Writes `tokenizer.json` and `tokenizer_config.json` (with the chat template) to `dir`, as

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aligner_algos::WarningKind;
-use aligner_core::weights::AdapterCheckpoint;
+use aligner_core::weights::{AdapterCheckpoint, WEIGHT_FILES};
 use aligner_core::{Error, Needs};
 use aligner_data::DatasetConfig;
 
@@ -170,9 +170,8 @@ pub(crate) fn not_a_model(path: &Path) -> Option<String> {
     if !path.join("config.json").is_file() {
         return Some(format!("{shown}: no config.json in this directory"));
     }
-    let weights = ["model.safetensors", "model.safetensors.index.json"];
-    let any = weights.iter().any(|name| path.join(name).is_file());
-    (!any).then(|| format!("{shown}: neither {} nor {} in this directory", weights[0], weights[1]))
+    let any = WEIGHT_FILES.iter().any(|name| path.join(name).is_file());
+    (!any).then(|| format!("{shown}: none of {} in this directory", WEIGHT_FILES.join(", ")))
 }
 
 fn has_tokenizer(path: &Path) -> bool {

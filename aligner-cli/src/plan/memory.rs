@@ -86,7 +86,7 @@ fn activations(config: &ModelConfig, tokens: usize, checkpointing: bool) -> f64 
 }
 
 /// A model's parameters by kind; of a mixture, how many a token meets.
-pub(super) fn parameters(config: &ModelConfig) -> String {
+pub(crate) fn parameters(config: &ModelConfig) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for spec in CausalLm::parameters(config) {
         *kinds.entry(kind(spec.role)).or_default() += spec.shape.iter().product::<usize>();

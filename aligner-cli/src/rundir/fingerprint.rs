@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use aligner_core::weights::WEIGHT_FILES;
 use aligner_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -40,7 +41,8 @@ impl Fingerprints {
         if !path.is_dir() {
             return self.add_blocks(path, SAMPLED_BLOCKS);
         }
-        self.add_present(path, &["config.json", "model.safetensors.index.json"])?;
+        let indices = WEIGHT_FILES.into_iter().filter(|name| name.ends_with(".json"));
+        self.add_present(path, &["config.json"].into_iter().chain(indices).collect::<Vec<_>>())?;
         weights(path)?.iter().try_for_each(|file| self.add_blocks(file, SAMPLED_BLOCKS))
     }
 
@@ -100,14 +102,15 @@ impl Fingerprints {
 
 /// The files of weights that a model is read from.
 fn weights(dir: &Path) -> Result<Vec<PathBuf>> {
-    let whole = dir.join("model.safetensors");
-    if whole.exists() {
-        return Ok(vec![whole]);
+    let read = WEIGHT_FILES.into_iter().find(|name| dir.join(name).exists()).unwrap_or_default();
+    let kind = if read.starts_with("pytorch") { "bin" } else { "safetensors" };
+    if read.ends_with(kind) {
+        return Ok(vec![dir.join(read)]);
     }
     let mut shards = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(Error::io(dir))? {
         let path = entry.map_err(Error::io(dir))?.path();
-        if path.extension().is_some_and(|extension| extension == "safetensors") {
+        if path.extension().is_some_and(|extension| extension == kind) {
             shards.push(path);
         }
     }
@@ -196,5 +199,13 @@ mod tests {
         let mut prints = Fingerprints::default();
         prints.add_model(dir.path()).unwrap();
         assert!(prints.0.keys().all(|path| !path.contains("part-2")), "{prints:?}");
+        for name in ["model.safetensors", "part-2.safetensors"] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        write("pytorch_model-00001-of-00001.bin");
+        write("pytorch_model.bin.index.json");
+        let mut prints = Fingerprints::default();
+        prints.add_model(dir.path()).unwrap();
+        assert_eq!(prints.0.len(), 3, "{prints:?}");
     }
 }

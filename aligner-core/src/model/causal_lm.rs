@@ -84,8 +84,24 @@ impl CausalLm {
     /// # Errors
     /// Tensors that are absent, of another shape, or that the model has no place for.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
-        let config = checkpoint.config().clone();
-        let expected = Self::parameters(&config);
+        let expected = Self::parameters_in(checkpoint)?;
+        let mut params = ParamSet::default();
+        for spec in &expected {
+            params.insert_data(spec.name.as_str(), &spec.shape, checkpoint.read_parameter(spec)?, device)?;
+        }
+        if let Some(name) = params.first_not_finite() {
+            return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
+        }
+        Self::new(checkpoint.config().clone(), params, device)
+    }
+
+    /// All parameters of a checkpoint's model, in the order of its [`ParamSet`].
+    ///
+    /// # Errors
+    /// Tensors that the model has no place for: to leave them out would change it.
+    pub fn parameters_in(checkpoint: &Checkpoint) -> Result<Vec<ParamSpec>> {
+        let config = checkpoint.config();
+        let expected = Self::parameters(config);
         let known: HashSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
         let tied = |name: &str| name == HEAD && config.tie_embeddings && config.num_labels.is_none();
         let parts = &config.family.parts;
@@ -103,14 +119,7 @@ impl CausalLm {
             );
             return Err(Error::format(checkpoint.path(), message));
         }
-        let mut params = ParamSet::default();
-        for spec in &expected {
-            params.insert_data(spec.name.as_str(), &spec.shape, checkpoint.read_parameter(spec)?, device)?;
-        }
-        if let Some(name) = params.first_not_finite() {
-            return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
-        }
-        Self::new(config, params, device)
+        Ok(expected)
     }
 
     /// A model with random weights: normal with standard deviation 0.02, norms 1, biases 0.

@@ -17,6 +17,7 @@ mod rope;
 
 pub use experts::ExpertsConfig;
 pub(crate) use fields::Fields;
+pub(crate) use gguf::ROPE_DIVISORS;
 pub use rope::{Llama3Scaling, RopeConfig};
 
 /// Largest accepted value of any one dimension: far above every real model, and low enough that a

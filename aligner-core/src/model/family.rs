@@ -19,12 +19,22 @@ pub struct Family {
     pub(crate) keys: Keys,
     /// What its layers are made of.
     pub(crate) parts: Parts,
+    /// What GGUF files of it are like.
+    pub(crate) gguf: InGguf,
 }
 
 impl Family {
     /// The family of a `model_type`.
     pub fn of(model_type: &str) -> Option<&'static Self> {
         FAMILIES.into_iter().find(|family| family.model_type == model_type)
+    }
+
+    /// What GGUF calls the number that is added in its norms, behind the architecture.
+    pub(crate) fn gguf_epsilon(&self) -> &'static str {
+        match self.parts.norm {
+            NormKind::Layer => "attention.layer_norm_epsilon",
+            NormKind::Rms | NormKind::RmsPlusOne => "attention.layer_norm_rms_epsilon",
+        }
     }
 
     /// `model_type` in `config.json`.
@@ -62,6 +72,28 @@ pub(crate) struct Keys {
     pub(crate) own: &'static [&'static str],
     /// Reads what is not common to all, once the common keys are read.
     pub(crate) read: fn(&mut Fields<'_>, &mut ModelConfig),
+}
+
+/// What llama.cpp's converter makes of a family, where that does not follow from its parts.
+#[derive(Clone, Copy)]
+pub(crate) struct InGguf {
+    /// `general.architecture`, which several families may share.
+    pub(crate) architecture: &'static str,
+    /// Whether the rows of queries and keys that are rotated together are neighbours, rather than in the two
+    /// halves of a head.
+    pub(crate) interleaved: bool,
+    /// Flags of `config.json` that llama.cpp has in its code and not in files.
+    pub(crate) flags: &'static [(&'static str, bool)],
+    /// The number of layers of its one size whose scores are scaled by `hidden_size / num_attention_heads`. In
+    /// all others it is by the heads' width, which `query_pre_attn_scalar` is then.
+    pub(crate) wide_scores: Option<usize>,
+}
+
+impl InGguf {
+    /// An architecture of its own without anything special.
+    pub(crate) const fn plain(architecture: &'static str) -> Self {
+        Self { architecture, interleaved: false, flags: &[], wide_scores: None }
+    }
 }
 
 /// Values of keys that a file does not have.

@@ -5,14 +5,21 @@ use std::path::{Component, Path, PathBuf};
 
 use rayon::prelude::*;
 
-use super::gguf::{Gguf, LlamaNames};
+use super::gguf::{Gguf, GgufNames};
+use super::pytorch::PytorchFile;
 use super::safetensors_file::SafetensorsFile;
 use super::unique::UniqueMap;
 use crate::model::{ModelConfig, ParamSpec};
 use crate::{Error, Result};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// Files of weights in a directory, of which the first that is there is read: one whole file wins over an index, as
+/// in transformers, and safetensors over pickles.
+pub const WEIGHT_FILES: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
 
 /// An open checkpoint: configuration, names, shapes, and tensors on demand.
 ///
@@ -27,13 +34,51 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Store {
-    Safetensors { files: Vec<SafetensorsFile>, owners: BTreeMap<String, usize> },
-    Gguf { file: Gguf, names: LlamaNames },
+    Files { files: Vec<TensorFile>, owners: BTreeMap<String, usize> },
+    Gguf { file: Gguf, names: GgufNames },
+}
+
+/// A file of tensors under Hugging Face's names.
+#[derive(Debug)]
+enum TensorFile {
+    Safetensors(SafetensorsFile),
+    Pytorch(PytorchFile),
+}
+
+impl TensorFile {
+    /// Its name says which it is.
+    fn open(path: &Path) -> Result<Self> {
+        if path.extension().is_some_and(|extension| extension == "bin") {
+            return Ok(Self::Pytorch(PytorchFile::open(path)?));
+        }
+        Ok(Self::Safetensors(SafetensorsFile::open(path)?))
+    }
+
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::Safetensors(file) => file.names().map(str::to_string).collect(),
+            Self::Pytorch(file) => file.names().map(str::to_string).collect(),
+        }
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        match self {
+            Self::Safetensors(file) => file.shape(name),
+            Self::Pytorch(file) => file.shape(name),
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        match self {
+            Self::Safetensors(file) => file.read(name),
+            Self::Pytorch(file) => file.read(name),
+        }
+    }
 }
 
 impl Checkpoint {
-    /// Opens a directory with `config.json` and `model.safetensors` (or its sharded index), or a
-    /// `.gguf` file. Headers are read and checked; tensors are not read yet.
+    /// Opens a directory with `config.json` and `model.safetensors` or `pytorch_model.bin` (or the index of
+    /// shards of either), or a `.gguf` file. Headers are read and checked; tensors are not read yet.
     ///
     /// # Errors
     /// A missing file, a configuration that is not supported, and a file that is truncated or
@@ -49,23 +94,26 @@ impl Checkpoint {
         }
         let file = Gguf::open(path)?;
         let config = ModelConfig::from_gguf(&file)?;
-        let names = LlamaNames::new(&file, &config)?;
+        let names = GgufNames::new(&file, &config)?;
         Ok(Self { path: path.to_path_buf(), config, store: Store::Gguf { file, names } })
     }
 
     fn open_directory(path: &Path) -> Result<Self> {
         let config = ModelConfig::from_file(&path.join("config.json"))?;
-        let (single, index) = (path.join(SINGLE), path.join(INDEX));
-        // The order of transformers: one whole file wins over an index.
-        let store = if single.exists() {
-            let file = SafetensorsFile::open(&single)?;
-            let owners = file.names().map(|name| (name.to_string(), 0)).collect();
-            Store::Safetensors { files: vec![file], owners }
-        } else if index.exists() {
-            open_shards(path, &index)?
+        let found = WEIGHT_FILES.iter().map(|name| path.join(name)).find(|file| file.exists());
+        let Some(file) = found else {
+            let known = WEIGHT_FILES.join(", ");
+            return Err(Error::format(
+                path,
+                format!("expected a file of weights beside config.json, one of {known}"),
+            ));
+        };
+        let store = if file.extension().is_some_and(|extension| extension == "json") {
+            open_shards(path, &file)?
         } else {
-            let message = format!("expected {SINGLE} or {INDEX}; only safetensors and GGUF are read");
-            return Err(Error::format(path, message));
+            let file = TensorFile::open(&file)?;
+            let owners = file.names().into_iter().map(|name| (name, 0)).collect();
+            Store::Files { files: vec![file], owners }
         };
         Ok(Self { path: path.to_path_buf(), config, store })
     }
@@ -84,14 +132,14 @@ impl Checkpoint {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.store {
             Store::Gguf { file, .. } => Some(file),
-            Store::Safetensors { .. } => None,
+            Store::Files { .. } => None,
         }
     }
 
     /// The tensors' names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let (owned, mapped) = match &self.store {
-            Store::Safetensors { owners, .. } => (Some(owners.keys().map(String::as_str)), None),
+            Store::Files { owners, .. } => (Some(owners.keys().map(String::as_str)), None),
             Store::Gguf { names, .. } => (None, Some(names.iter())),
         };
         owned.into_iter().flatten().chain(mapped.into_iter().flatten())
@@ -100,8 +148,15 @@ impl Checkpoint {
     /// A tensor's shape; none where there is no such tensor.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
         match &self.store {
-            Store::Safetensors { files, owners } => files[*owners.get(name)?].shape(name).map(<[_]>::to_vec),
-            Store::Gguf { file, names } => file.shape(names.stored(name)?).map(<[_]>::to_vec),
+            Store::Files { files, owners } => files[*owners.get(name)?].shape(name).map(<[_]>::to_vec),
+            Store::Gguf { file, names } => {
+                let place = names.place(name)?;
+                let mut shape = file.parameter_shape(place)?;
+                if place.transposed {
+                    shape.reverse();
+                }
+                Some(shape)
+            }
         }
     }
 
@@ -112,14 +167,17 @@ impl Checkpoint {
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let absent = || Error::format(&self.path, format!("the checkpoint has no tensor named {name}"));
         match &self.store {
-            Store::Safetensors { files, owners } => {
+            Store::Files { files, owners } => {
                 let owner = *owners.get(name).ok_or_else(absent)?;
                 files[owner].read(name)
             }
             Store::Gguf { file, names } => {
-                let stored = names.stored(name).ok_or_else(absent)?;
-                let (shape, elements) = file.read(stored)?;
-                let elements = names.to_half_split(stored, &shape, elements);
+                let place = names.place(name).ok_or_else(absent)?;
+                let (mut shape, mut elements) = file.read_parameter(place)?;
+                if place.transposed {
+                    elements = transposed(&elements, shape.last().copied().unwrap_or(1));
+                    shape.reverse();
+                }
                 Ok((shape, elements))
             }
         }
@@ -183,7 +241,7 @@ fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
             owner
         } else {
             check_shard_name(index_path, &tensor, &shard)?;
-            files.push(SafetensorsFile::open(&directory.join(&shard))?);
+            files.push(TensorFile::open(&directory.join(&shard))?);
             shards.insert(shard.clone(), files.len() - 1);
             files.len() - 1
         };
@@ -192,7 +250,7 @@ fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
         }
         owners.insert(tensor, owner);
     }
-    Ok(Store::Safetensors { files, owners })
+    Ok(Store::Files { files, owners })
 }
 
 /// An index may only name files beside itself.

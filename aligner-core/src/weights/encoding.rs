@@ -1,17 +1,24 @@
 //! How a file stores elements, and their decoding to `f32`.
 
+mod eight_bits;
 mod k_quants;
 mod legacy;
 mod plain;
 
+pub(crate) use legacy::encode_q8_0;
+
 /// A stored element type: plain numbers, or blocks of quantised ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(non_camel_case_types, reason = "the names that GGUF's documentation gives them")]
+#[allow(non_camel_case_types, reason = "the names that the formats' documentations give them")]
 pub(crate) enum Encoding {
     F32,
     F64,
     F16,
     BF16,
+    /// Four bits of exponent, three of mantissa, no infinity.
+    F8_E4M3,
+    /// Five bits of exponent, two of mantissa.
+    F8_E5M2,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -26,7 +33,7 @@ impl Encoding {
     /// Elements of one block; 1 for plain numbers.
     pub(crate) fn block_elements(self) -> usize {
         match self {
-            Self::F32 | Self::F64 | Self::F16 | Self::BF16 => 1,
+            Self::F32 | Self::F64 | Self::F16 | Self::BF16 | Self::F8_E4M3 | Self::F8_E5M2 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
             Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
         }
@@ -35,6 +42,7 @@ impl Encoding {
     /// Bytes of one block.
     pub(crate) fn block_bytes(self) -> usize {
         match self {
+            Self::F8_E4M3 | Self::F8_E5M2 => 1,
             Self::F16 | Self::BF16 => 2,
             Self::F32 => 4,
             Self::F64 => 8,
@@ -64,6 +72,8 @@ impl Encoding {
             Self::F64 => plain::decode_f64(bytes, out),
             Self::F16 => plain::decode_f16(bytes, out),
             Self::BF16 => plain::decode_bf16(bytes, out),
+            Self::F8_E4M3 => eight_bits::decode_e4m3(bytes, out),
+            Self::F8_E5M2 => eight_bits::decode_e5m2(bytes, out),
             Self::Q4_0 => each_block(bytes, out, legacy::decode_q4_0),
             Self::Q4_1 => each_block(bytes, out, legacy::decode_q4_1),
             Self::Q5_0 => each_block(bytes, out, legacy::decode_q5_0),
@@ -126,6 +136,21 @@ mod tests {
             encoding.decode(&bytes, &mut out);
             let bits: Vec<u8> = out.iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(bits, from_hex(case["f32"].as_str().unwrap()), "{name}");
+        }
+    }
+
+    /// Bit for bit as the `gguf` package quantises.
+    #[test]
+    fn blocks_of_signed_bytes_are_encoded_to_the_golden_bits() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/families/q8_0.json");
+        let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let bytes = |key: &str| from_hex(golden[key].as_str().unwrap());
+        let values: Vec<f32> =
+            bytes("f32").as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let (rows, rest) = values.as_chunks::<32>();
+        assert_eq!((rows.len(), rest.len()), (24, 0));
+        for (at, (row, expected)) in rows.iter().zip(bytes("q8_0").as_chunks::<34>().0).enumerate() {
+            assert_eq!(&encode_q8_0(row), expected, "row {at}");
         }
     }
 

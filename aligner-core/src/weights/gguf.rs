@@ -1,26 +1,36 @@
-//! GGUF, versions 2 and 3: metadata and tensors of one file.
+//! GGUF, versions 2 and 3: metadata and tensors of one file, read and written.
 //!
 //! Layout: magic, version, counts; the metadata's key-value pairs; a name, shape, type and offset
 //! for each tensor; then, aligned, the tensors' bytes. All numbers are little-endian.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::encoding::Encoding;
 use super::source::{Location, Source};
 use crate::{Error, Result};
 
-mod llama;
+mod dtype;
+mod form;
+mod names;
 mod reader;
 mod value;
+mod write;
 
-pub(crate) use llama::LlamaNames;
+pub use dtype::GgufDtype;
+pub(crate) use form::GgufNames;
 pub use value::GgufValue;
+pub use write::save_gguf;
+
+/// Tensors begin at multiples of it, in bytes, where a file does not say otherwise.
+const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// An open GGUF file whose header has been checked.
 #[derive(Debug)]
 pub struct Gguf {
-    source: Source,
+    path: PathBuf,
+    /// None of a file that is not written yet.
+    source: Option<Source>,
     metadata: BTreeMap<String, GgufValue>,
     tensors: BTreeMap<String, Location>,
 }
@@ -35,12 +45,27 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Self> {
         let source = Source::open(path)?;
         let (metadata, tensors) = reader::read_header(&source)?;
-        Ok(Self { source, metadata, tensors })
+        Ok(Self { path: path.to_path_buf(), source: Some(source), metadata, tensors })
+    }
+
+    /// The file that there would be with these contents, for what its header says.
+    pub fn unwritten(
+        path: &Path,
+        metadata: impl IntoIterator<Item = (String, GgufValue)>,
+        shapes: impl IntoIterator<Item = (String, Vec<usize>)>,
+    ) -> Self {
+        let place = |(name, shape)| (name, Location { shape, encoding: Encoding::F32, offset: 0 });
+        Self {
+            path: path.to_path_buf(),
+            source: None,
+            metadata: metadata.into_iter().collect(),
+            tensors: shapes.into_iter().map(place).collect(),
+        }
     }
 
     /// Where it was opened.
     pub fn path(&self) -> &Path {
-        self.source.path()
+        &self.path
     }
 
     /// The keys of the metadata, sorted.
@@ -171,27 +196,58 @@ impl Gguf {
     /// # Errors
     /// A name that is not there, a failed read.
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (source, location) = self.find(name)?;
+        Ok((location.shape.clone(), source.decode(location)?))
+    }
+
+    fn find(&self, name: &str) -> Result<(&Source, &Location)> {
         let absent = || Error::format(self.path(), format!("no tensor named {name}"));
-        let location = self.tensors.get(name).ok_or_else(absent)?;
-        Ok((location.shape.clone(), self.source.decode(location)?))
+        self.source.as_ref().zip(self.tensors.get(name)).ok_or_else(absent)
+    }
+
+    /// One of a tensor's matrices, `[rows, columns]` each, dequantised.
+    ///
+    /// # Errors
+    /// A name that is not there, a tensor without so many matrices, a failed read.
+    pub(crate) fn read_matrix(&self, name: &str, index: usize) -> Result<Vec<f32>> {
+        let (source, location) = self.find(name)?;
+        let matrix = match location.shape.as_slice() {
+            &[count, rows, columns] if index < count => Some([rows, columns]),
+            _ => None,
+        };
+        // No block spans two rows: a matrix is whole blocks.
+        let bytes = matrix.and_then(|[rows, columns]| location.encoding.bytes(rows * columns));
+        let (Some(matrix), Some(bytes)) = (matrix, bytes) else {
+            let shape = &location.shape;
+            let message = format!("tensor {name}: no matrix {index} in shape {shape:?}");
+            return Err(Error::format(self.path(), message));
+        };
+        let offset = location.offset + (index * bytes) as u64;
+        source.decode(&Location { shape: matrix.to_vec(), encoding: location.encoding, offset })
     }
 }
 
-/// The element types that are read, by their numbers in the format, with their names.
+/// The element types that are read, by their numbers in the format.
+const ENCODINGS: [(u32, Encoding); 12] = [
+    (0, Encoding::F32),
+    (1, Encoding::F16),
+    (2, Encoding::Q4_0),
+    (3, Encoding::Q4_1),
+    (6, Encoding::Q5_0),
+    (7, Encoding::Q5_1),
+    (8, Encoding::Q8_0),
+    (12, Encoding::Q4_K),
+    (13, Encoding::Q5_K),
+    (14, Encoding::Q6_K),
+    (28, Encoding::F64),
+    (30, Encoding::BF16),
+];
+
 fn encoding_of(number: u32) -> Option<Encoding> {
-    Some(match number {
-        0 => Encoding::F32,
-        1 => Encoding::F16,
-        2 => Encoding::Q4_0,
-        3 => Encoding::Q4_1,
-        6 => Encoding::Q5_0,
-        7 => Encoding::Q5_1,
-        8 => Encoding::Q8_0,
-        12 => Encoding::Q4_K,
-        13 => Encoding::Q5_K,
-        14 => Encoding::Q6_K,
-        28 => Encoding::F64,
-        30 => Encoding::BF16,
-        _ => return None,
-    })
+    ENCODINGS.into_iter().find(|(known, _)| *known == number).map(|(_, encoding)| encoding)
+}
+
+fn number_of(encoding: Encoding) -> u32 {
+    // Every type that is written is among those that are read.
+    ENCODINGS.into_iter().find(|(_, known)| *known == encoding).map_or(0, |(number, _)| number)
 }

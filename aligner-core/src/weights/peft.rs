@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::atomic_write;
 use super::safetensors_file::SafetensorsFile;
-use super::save::{NamedTensor, SaveDtype, check_values, write_json, write_tensors};
+use super::save::{Elements, NamedTensor, SaveDtype, check_values, write_json, write_tensors};
 use crate::model::{Adapter, AdapterModule, LoraConfig, ModelConfig, Targets};
 use crate::model::{LORA_A, LORA_B, LORA_MAGNITUDE};
 use crate::{Error, ParamSet, Result};
@@ -189,7 +189,11 @@ pub fn save_adapter(
         .collect();
     let all: Vec<_> = params.iter().collect();
     let tensors: Vec<NamedTensor<'_>> = (names.iter())
-        .map(|(name, at)| NamedTensor { name, shape: &all[*at].shape, value: &all[*at].value })
+        .map(|(name, at)| NamedTensor {
+            name,
+            shape: &all[*at].shape,
+            value: Elements::Held(&all[*at].value),
+        })
         .collect();
     check_values(dir, &tensors, dtype)?;
     std::fs::create_dir_all(dir).map_err(Error::io(dir))?;

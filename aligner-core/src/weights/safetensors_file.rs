@@ -57,7 +57,10 @@ impl SafetensorsFile {
             self.tensors.get(name).ok_or_else(|| Error::format(path, format!("no tensor named {name}")))?;
         let encoding = encoding_of(info.dtype).ok_or_else(|| {
             let dtype = info.dtype;
-            Error::format(path, format!("tensor {name} is {dtype}; expected F32, F16, BF16 or F64"))
+            Error::format(
+                path,
+                format!("tensor {name} is {dtype}; expected F32, F16, BF16, F64, F8_E4M3 or F8_E5M2"),
+            )
         })?;
         let offset = self.data_start + info.data_offsets.0 as u64;
         let location = Location { shape: info.shape.clone(), encoding, offset };
@@ -71,6 +74,8 @@ fn encoding_of(dtype: Dtype) -> Option<Encoding> {
         Dtype::F64 => Some(Encoding::F64),
         Dtype::F16 => Some(Encoding::F16),
         Dtype::BF16 => Some(Encoding::BF16),
+        Dtype::F8_E4M3 => Some(Encoding::F8_E4M3),
+        Dtype::F8_E5M2 => Some(Encoding::F8_E5M2),
         _ => None,
     }
 }

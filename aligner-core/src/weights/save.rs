@@ -1,5 +1,6 @@
 //! Writing safetensors: models as Hugging Face directories, and plain sets of tensors.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -11,9 +12,9 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::atomic_write;
 use super::checkpoint::transposed;
 use super::safetensors_file::SafetensorsFile;
+use super::{Checkpoint, atomic_write};
 use crate::model::{CausalLm, ModelConfig, ParamSpec};
 use crate::ops::host::with_slice;
 use crate::{Error, Param, ParamSet, Result};
@@ -55,7 +56,7 @@ impl SaveDtype {
     }
 
     /// Little-endian bytes of `values`, rounded to the nearest.
-    fn encode(self, values: &[f32], bytes: &mut Vec<u8>) {
+    pub(super) fn encode(self, values: &[f32], bytes: &mut Vec<u8>) {
         bytes.clear();
         match self {
             Self::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
@@ -73,7 +74,7 @@ impl SaveDtype {
     }
 
     /// Whether every value is finite, also after rounding.
-    fn holds(self, values: &[f32]) -> bool {
+    pub(super) fn holds(self, values: &[f32]) -> bool {
         // Half way from the largest finite value to the next power of two: from there on, rounding
         // gives infinity.
         let limit = match self {
@@ -114,8 +115,57 @@ fn save_sharded(
     let written = params.iter().filter(|param| !(tied && param.name == "lm_head.weight"));
     let tensors: Vec<NamedTensor<'_>> = written.map(|param| named(param, &turned)).collect();
     check_values(dir, &tensors, dtype)?;
+    write_shards(dir, config, &tensors, dtype, shard_bytes)
+}
+
+/// Writes a checkpoint as [`save_model`] writes a model, without the whole of it in memory: each tensor is read,
+/// converted and written. `watch` is told how many parameters are read, of how many.
+///
+/// # Errors
+/// [`Error::Io`] names the file that was written, also where a parameter cannot be read or is not finite in `dtype`:
+/// files that were written before it stay.
+pub fn save_checkpoint(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    dtype: SaveDtype,
+    watch: &mut dyn FnMut(usize, usize),
+) -> Result<()> {
+    let specs = CausalLm::parameters_in(checkpoint)?;
+    let shapes: Vec<Vec<usize>> = specs
+        .iter()
+        .map(|spec| {
+            let mut shape = spec.shape.clone();
+            if spec.transposed {
+                shape.reverse();
+            }
+            shape
+        })
+        .collect();
+    let counter = RefCell::new((0, watch));
+    let read = |spec: &ParamSpec| {
+        let (read, watch) = &mut *counter.borrow_mut();
+        watch(*read, specs.len());
+        *read += 1;
+        let values = checkpoint.read_parameter(spec)?;
+        Ok(if spec.transposed { transposed(&values, spec.shape[1]) } else { values })
+    };
+    let tensors: Vec<NamedTensor<'_>> = specs
+        .iter()
+        .zip(&shapes)
+        .map(|(spec, shape)| NamedTensor { name: &spec.name, shape, value: Elements::Read(spec, &read) })
+        .collect();
+    write_shards(dir, checkpoint.config(), &tensors, dtype, SHARD_BYTES)
+}
+
+fn write_shards(
+    dir: &Path,
+    config: &ModelConfig,
+    tensors: &[NamedTensor<'_>],
+    dtype: SaveDtype,
+    shard_bytes: usize,
+) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-    let shards = plan_shards(&tensors, dtype, shard_bytes);
+    let shards = plan_shards(tensors, dtype, shard_bytes);
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
     // A loader prefers the single file: the layout that is not written now must not stay behind.
@@ -127,7 +177,7 @@ fn save_sharded(
             let path = dir.join(shard_name(at, shards.len()));
             atomic_write(&path, |file| write_tensors(file, &tensors[shard.clone()], dtype, &metadata))?;
         }
-        write_json(&index, &shard_index(&tensors, &shards, dtype))?;
+        write_json(&index, &shard_index(tensors, &shards, dtype))?;
         single
     };
     write_config(dir, config, dtype)?;
@@ -143,7 +193,7 @@ type Turned = BTreeMap<String, (Vec<usize>, Tensor<1>)>;
 fn named<'a>(param: &'a Param, turned: &'a Turned) -> NamedTensor<'a> {
     let (shape, value) =
         turned.get(&param.name).map_or((&param.shape, &param.value), |(shape, value)| (shape, value));
-    NamedTensor { name: &param.name, shape, value }
+    NamedTensor { name: &param.name, shape, value: Elements::Held(value) }
 }
 
 /// The parameters that files have transposed, as files have them.
@@ -171,8 +221,10 @@ pub fn save_tensors(
     tensors: &[(String, Vec<usize>, Tensor<1>)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let named: Vec<_> =
-        tensors.iter().map(|(name, shape, value)| NamedTensor { name, shape, value }).collect();
+    let named: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape, value)| NamedTensor { name, shape, value: Elements::Held(value) })
+        .collect();
     check_names_and_shapes(&named)?;
     atomic_write(path, |file| write_tensors(file, &named, SaveDtype::F32, metadata))
 }
@@ -200,13 +252,47 @@ pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>> {
 pub(super) struct NamedTensor<'a> {
     pub(super) name: &'a str,
     pub(super) shape: &'a [usize],
-    pub(super) value: &'a Tensor<1>,
+    pub(super) value: Elements<'a>,
+}
+
+/// Where a tensor's elements come from.
+pub(super) enum Elements<'a> {
+    Held(&'a Tensor<1>),
+    /// They are read when they are written.
+    Read(&'a ParamSpec, &'a dyn Fn(&ParamSpec) -> Result<Vec<f32>>),
 }
 
 impl NamedTensor<'_> {
     fn elements(&self) -> usize {
-        self.value.dims()[0]
+        match self.value {
+            Elements::Held(value) => value.dims()[0],
+            Elements::Read(..) => self.shape.iter().product(),
+        }
     }
+
+    fn write(&self, file: &mut dyn Write, dtype: SaveDtype) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        let mut write = |values: &[f32]| {
+            values.chunks(CHUNK_ELEMENTS).try_for_each(|values| {
+                dtype.encode(values, &mut bytes);
+                file.write_all(&bytes)
+            })
+        };
+        match &self.value {
+            Elements::Held(value) => with_slice(value, write),
+            Elements::Read(spec, read) => {
+                let values = read(spec).map_err(io::Error::other)?;
+                if !dtype.holds(&values) {
+                    return Err(io::Error::other(not_finite(self.name, dtype)));
+                }
+                write(&values)
+            }
+        }
+    }
+}
+
+fn not_finite(name: &str, dtype: SaveDtype) -> String {
+    format!("not saved: parameter {name} has a value that is not finite in {}", dtype.torch_name())
 }
 
 fn check_names_and_shapes(tensors: &[NamedTensor<'_>]) -> Result<()> {
@@ -273,12 +359,12 @@ pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
 
 /// Refuses values that the file could not hold, before the first file is touched.
 pub(super) fn check_values(dir: &Path, tensors: &[NamedTensor<'_>], dtype: SaveDtype) -> Result<()> {
-    let lost = tensors.iter().find(|tensor| !with_slice(tensor.value, |values| dtype.holds(values)));
-    let Some(tensor) = lost else { return Ok(()) };
-    let (dir, name, dtype) = (dir.display(), tensor.name, dtype.torch_name());
-    Err(Error::Invalid(format!(
-        "{dir}: not saved: parameter {name} has a value that is not finite in {dtype}"
-    )))
+    let is_lost = |tensor: &&NamedTensor<'_>| match tensor.value {
+        Elements::Held(value) => !with_slice(value, |values| dtype.holds(values)),
+        Elements::Read(..) => false,
+    };
+    let Some(tensor) = tensors.iter().find(is_lost) else { return Ok(()) };
+    Err(Error::Invalid(format!("{}: {}", dir.display(), not_finite(tensor.name, dtype))))
 }
 
 pub(super) fn write_tensors(
@@ -290,16 +376,7 @@ pub(super) fn write_tensors(
     let header = header(tensors, dtype, metadata)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    let mut bytes = Vec::new();
-    for tensor in tensors {
-        with_slice(tensor.value, |values| {
-            values.chunks(CHUNK_ELEMENTS).try_for_each(|values| {
-                dtype.encode(values, &mut bytes);
-                file.write_all(&bytes)
-            })
-        })?;
-    }
-    Ok(())
+    tensors.iter().try_for_each(|tensor| tensor.write(file, dtype))
 }
 
 /// The JSON header, padded so that the data starts at a multiple of eight. The same tensors give

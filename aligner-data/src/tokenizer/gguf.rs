@@ -1,10 +1,13 @@
-//! A tokenizer from the metadata of a GGUF file.
+//! A tokenizer from the metadata of a GGUF file, and that metadata of a tokenizer.
 //!
 //! The metadata holds the vocabulary, and by name the rules that llama.cpp has in code. Both become
 //! the `tokenizer.json` that the model's own repository would have, so that there is one encoder.
 
 mod byte_level;
 mod sentencepiece;
+mod write;
+
+pub(super) use write::metadata;
 
 use std::path::Path;
 
@@ -15,17 +18,24 @@ use serde_json::{Map, Value, json};
 use super::{Specials, Tokenizer};
 
 /// What `tokenizer.ggml.token_type` says of a token.
+const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+const UNUSED: i64 = 5;
+const BYTE: i64 = 6;
 
 pub(super) fn read(path: &Path) -> Result<Tokenizer> {
-    let gguf = Gguf::open(path)?;
-    let vocabulary = Vocabulary::read(&gguf)?;
-    let specials = specials(&gguf, &vocabulary)?;
+    of_metadata(&Gguf::open(path)?)
+}
+
+fn of_metadata(gguf: &Gguf) -> Result<Tokenizer> {
+    let path = gguf.path();
+    let vocabulary = Vocabulary::read(gguf)?;
+    let specials = specials(gguf, &vocabulary)?;
     let (kind, adds_bos) = match gguf.text("tokenizer.ggml.model")? {
-        Some("gpt2") => (byte_level::parts(&gguf)?, false),
-        Some("llama") => (sentencepiece::parts(&gguf, &vocabulary)?, true),
+        Some("gpt2") => (byte_level::parts(gguf)?, false),
+        Some("llama") => (sentencepiece::parts(gguf, &vocabulary)?, true),
         other => {
             let other = other.unwrap_or("none");
             return Err(Error::format(
@@ -39,7 +49,7 @@ pub(super) fn read(path: &Path) -> Result<Tokenizer> {
     let inner = build(kind, &vocabulary, bos)
         .map_err(|error| Error::format(path, format!("the metadata's tokenizer cannot be built: {error}")))?;
     let template = gguf.text("tokenizer.chat_template")?.map(str::to_owned);
-    let config = config(&gguf, &specials, adds_bos)?;
+    let config = config(gguf, &specials, adds_bos)?;
     Tokenizer::new(inner, specials, config, template).map_err(|error| Error::format(path, error.to_string()))
 }
 

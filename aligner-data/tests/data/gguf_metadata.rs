@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use aligner_core::weights::GgufValue;
 use aligner_data::{Message, Tokenizer};
 
 /// A GGUF file without tensors.
@@ -179,4 +180,81 @@ fn metadata_that_makes_no_tokenizer_is_named_by_key() {
             "expected {expected}: {message}"
         );
     }
+}
+
+/// The tokenizer that the metadata of `tokenizer` makes.
+fn again(tokenizer: &Tokenizer, rows: usize) -> Tokenizer {
+    let written = tokenizer.gguf_metadata(rows).unwrap();
+    let file = written.iter().fold(Metadata::default(), |file, (key, value)| match value {
+        GgufValue::Text(text) => file.text(key, text),
+        GgufValue::Flag(flag) => file.flag(key, *flag),
+        GgufValue::Integer(id) => file.id(key, *id as u32),
+        GgufValue::Texts(texts) => file.texts(key, &texts.iter().map(String::as_str).collect::<Vec<_>>()),
+        GgufValue::Integers(types) => file.types(&types.iter().map(|&kind| kind as i32).collect::<Vec<_>>()),
+        GgufValue::Floats(scores) => {
+            file.scores(&scores.iter().map(|&score| score as f32).collect::<Vec<_>>())
+        }
+        other => panic!("{key}: {other:?}"),
+    });
+    file.read().unwrap()
+}
+
+#[test]
+fn every_kind_of_tokenizer_comes_back_from_its_metadata() {
+    let template = "{{ messages[0].content + eos_token }}";
+    let kinds = ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "stablelm2"].map(byte_level);
+    let prefixes =
+        [true, false].map(|prefix| sentencepiece().flag("tokenizer.ggml.add_space_prefix", prefix));
+    for metadata in kinds.into_iter().chain(prefixes) {
+        let tokenizer = metadata.text("tokenizer.chat_template", template).read().unwrap();
+        let back = again(&tokenizer, 20);
+        for text in ["12 a", "aba ab é</s>", "a<tool>a<|end|>", " a  b\n"] {
+            assert_eq!(tokenizer.encode(text).unwrap(), back.encode(text).unwrap(), "{text:?}");
+        }
+        assert_eq!((tokenizer.bos(), tokenizer.eos()), (back.bos(), back.eos()));
+        assert_eq!((tokenizer.stops(), tokenizer.adds_bos()), (back.stops(), back.adds_bos()));
+        assert_eq!(back.template().unwrap().source(), template);
+        // Rows without a token have a name that no text becomes.
+        assert_eq!(back.id_token(19).as_deref(), Some("[PAD19]"));
+    }
+}
+
+#[test]
+fn the_rule_of_splitting_is_written_by_its_name() {
+    for name in ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "stablelm2"] {
+        let written = byte_level(name).read().unwrap().gguf_metadata(9).unwrap();
+        let pre = written.iter().find(|(key, _)| key == "tokenizer.ggml.pre").unwrap();
+        assert_eq!(pre.1, GgufValue::Text(name.into()));
+    }
+}
+
+#[test]
+fn tokenizers_that_gguf_cannot_say_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |json: &str| {
+        std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+        Tokenizer::from_checkpoint_path(dir.path()).unwrap().gguf_metadata(9).unwrap_err().to_string()
+    };
+    let of = |pre_tokenizer: &str, model: &str| {
+        format!(
+            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+            "pre_tokenizer":{pre_tokenizer},"post_processor":null,"decoder":null,"model":{model}}}"#
+        )
+    };
+    let bpe = r#"{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}"#;
+    let whitespace = of(r#"{"type":"Whitespace"}"#, bpe);
+    assert!(read(&whitespace).contains("known are gpt-2, smollm"), "{}", read(&whitespace));
+    let words = of("null", r#"{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}"#);
+    assert!(read(&words).contains("its model is WordLevel"), "{}", read(&words));
+    // A merge that scores would give is not there.
+    let pieces =
+        r#"{"type":"BPE","byte_fallback":true,"vocab":{"a":0,"b":1,"ab":2,"ba":3},"merges":["a b"]}"#;
+    assert!(read(&of("null", pieces)).contains("do not follow from scores"), "{}", read(&of("null", pieces)));
+    let bytes =
+        of(r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}"#, bpe);
+    std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
+    let tokenizer = Tokenizer::from_checkpoint_path(dir.path()).unwrap();
+    tokenizer.gguf_metadata(3).unwrap();
+    let message = tokenizer.gguf_metadata(2).unwrap_err().to_string();
+    assert!(message.contains("ids up to 2, the model 2 rows"), "{message}");
 }

@@ -177,7 +177,7 @@ fn architecture(family: &Family, scores: bool) -> String {
 }
 
 /// An f32 with its own shortest decimal digits: 1e-5 stays 1e-5, not 9.999999747378752e-6.
-fn number(value: f32) -> Value {
+pub(super) fn number(value: f32) -> Value {
     let shortest: f64 = value.to_string().parse().unwrap_or(f64::from(value));
     json!(shortest)
 }

@@ -5,10 +5,16 @@ use super::llama;
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
 use crate::model::exec::NormKind;
-use crate::model::family::{Around, Defaults, Family, Keys, Parts};
+use crate::model::family::{Around, Defaults, Family, InGguf, Keys, Parts};
 use crate::ops::Activation;
 
-pub(super) static FAMILY: Family = Family { model_type: "gemma2", class: "Gemma2", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma2",
+    class: "Gemma2",
+    keys: KEYS,
+    parts: PARTS,
+    gguf: InGguf { wide_scores: Some(46), ..InGguf::plain("gemma2") },
+};
 
 pub(super) const KEYS: Keys = Keys {
     defaults: Defaults {

@@ -4,10 +4,15 @@
 use super::gemma2;
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
-use crate::model::family::{Defaults, Family, HeadNorms, Keys, Parts};
+use crate::model::family::{Defaults, Family, HeadNorms, InGguf, Keys, Parts};
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "gemma3_text", class: "Gemma3", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    class: "Gemma3",
+    keys: KEYS,
+    parts: PARTS,
+    gguf: InGguf { wide_scores: Some(62), ..InGguf::plain("gemma3") },
+};
 
 const KEYS: Keys = Keys {
     score_class: "TextForSequenceClassification",

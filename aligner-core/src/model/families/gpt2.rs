@@ -6,10 +6,11 @@ use super::llama;
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
 use crate::model::exec::NormKind;
-use crate::model::family::{Around, Defaults, Family, Keys, MlpNames, Parts, Qkv};
+use crate::model::family::{Around, Defaults, Family, InGguf, Keys, MlpNames, Parts, Qkv};
 use crate::ops::Activation;
 
-pub(super) static FAMILY: Family = Family { model_type: "gpt2", class: "GPT2", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family =
+    Family { model_type: "gpt2", class: "GPT2", keys: KEYS, parts: PARTS, gguf: InGguf::plain("gpt2") };
 
 const KEYS: Keys = Keys {
     language_class: "LMHeadModel",

@@ -2,10 +2,14 @@
 //! arXiv:2302.13971).
 
 use crate::model::exec::NormKind;
-use crate::model::family::{Around, Defaults, Family, Keys, MlpNames, Parts, Qkv};
+use crate::model::family::{Around, Defaults, Family, InGguf, Keys, MlpNames, Parts, Qkv};
 use crate::ops::Activation;
 
-pub(super) static FAMILY: Family = Family { model_type: "llama", class: "Llama", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family =
+    Family { model_type: "llama", class: "Llama", keys: KEYS, parts: PARTS, gguf: GGUF };
+
+/// Mistral and Mixtral are of this architecture too.
+pub(super) const GGUF: InGguf = InGguf { interleaved: true, ..InGguf::plain("llama") };
 
 pub(super) const KEYS: Keys = Keys {
     language_class: "ForCausalLM",

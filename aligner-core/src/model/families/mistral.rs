@@ -6,7 +6,7 @@ use crate::model::config::Fields;
 use crate::model::family::{Defaults, Family, Keys};
 
 pub(super) static FAMILY: Family =
-    Family { model_type: "mistral", class: "Mistral", keys: KEYS, parts: llama::PARTS };
+    Family { model_type: "mistral", class: "Mistral", keys: KEYS, parts: llama::PARTS, gguf: llama::GGUF };
 
 pub(super) const KEYS: Keys = Keys {
     defaults: Defaults { max_positions: 131_072, ..llama::KEYS.defaults },

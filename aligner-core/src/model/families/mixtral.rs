@@ -6,7 +6,7 @@ use crate::model::family::{Defaults, ExpertNames, Family, Keys, Parts};
 use crate::model::{ExpertsConfig, ModelConfig};
 
 pub(super) static FAMILY: Family =
-    Family { model_type: "mixtral", class: "Mixtral", keys: KEYS, parts: PARTS };
+    Family { model_type: "mixtral", class: "Mixtral", keys: KEYS, parts: PARTS, gguf: llama::GGUF };
 
 const KEYS: Keys = Keys {
     defaults: Defaults { norm_epsilon: 1e-5, rope_theta: 1e6, ..mistral::KEYS.defaults },

@@ -2,9 +2,10 @@
 //! team 2025, arXiv:2501.00656).
 
 use super::llama;
-use crate::model::family::{Around, Defaults, Family, HeadNorms, Keys, Parts};
+use crate::model::family::{Around, Defaults, Family, HeadNorms, InGguf, Keys, Parts};
 
-pub(super) static FAMILY: Family = Family { model_type: "olmo2", class: "Olmo2", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family =
+    Family { model_type: "olmo2", class: "Olmo2", keys: KEYS, parts: PARTS, gguf: InGguf::plain("olmo2") };
 
 const KEYS: Keys = Keys {
     defaults: Defaults { norm_epsilon: 1e-5, ..llama::KEYS.defaults },

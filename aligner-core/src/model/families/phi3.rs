@@ -4,9 +4,10 @@
 use super::{llama, mistral};
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
-use crate::model::family::{Defaults, Family, Keys, MlpNames, Parts, Qkv};
+use crate::model::family::{Defaults, Family, InGguf, Keys, MlpNames, Parts, Qkv};
 
-pub(super) static FAMILY: Family = Family { model_type: "phi3", class: "Phi3", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family =
+    Family { model_type: "phi3", class: "Phi3", keys: KEYS, parts: PARTS, gguf: InGguf::plain("phi3") };
 
 const KEYS: Keys = Keys {
     defaults: Defaults { norm_epsilon: 1e-5, max_positions: 4096, ..llama::KEYS.defaults },

@@ -3,10 +3,15 @@
 use super::llama;
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
-use crate::model::family::{Defaults, Family, Keys};
+use crate::model::family::{Defaults, Family, InGguf, Keys};
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "qwen2", class: "Qwen2", keys: KEYS, parts: llama::PARTS };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2",
+    class: "Qwen2",
+    keys: KEYS,
+    parts: llama::PARTS,
+    gguf: InGguf::plain("qwen2"),
+};
 
 pub(super) const KEYS: Keys = Keys {
     defaults: Defaults { max_positions: 32_768, ..llama::KEYS.defaults },

@@ -3,11 +3,16 @@
 
 use super::{llama, qwen2};
 use crate::model::config::Fields;
-use crate::model::family::{ExpertNames, Family, Keys, Parts, SharedNames};
+use crate::model::family::{ExpertNames, Family, InGguf, Keys, Parts, SharedNames};
 use crate::model::{ExpertsConfig, ModelConfig};
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "qwen2_moe", class: "Qwen2Moe", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2_moe",
+    class: "Qwen2Moe",
+    keys: KEYS,
+    parts: PARTS,
+    gguf: InGguf { flags: &[("norm_topk_prob", false)], ..InGguf::plain("qwen2moe") },
+};
 
 const KEYS: Keys = Keys { own: OWN, read, ..qwen2::KEYS };
 

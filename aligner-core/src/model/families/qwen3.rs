@@ -3,9 +3,10 @@
 use super::{llama, qwen2};
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
-use crate::model::family::{Defaults, Family, HeadNorms, Keys, Parts};
+use crate::model::family::{Defaults, Family, HeadNorms, InGguf, Keys, Parts};
 
-pub(super) static FAMILY: Family = Family { model_type: "qwen3", class: "Qwen3", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family =
+    Family { model_type: "qwen3", class: "Qwen3", keys: KEYS, parts: PARTS, gguf: InGguf::plain("qwen3") };
 
 pub(super) const KEYS: Keys = Keys {
     defaults: Defaults { head_dim: Some(128), ..qwen2::KEYS.defaults },

@@ -3,10 +3,15 @@
 use super::{qwen2_moe, qwen3};
 use crate::model::ModelConfig;
 use crate::model::config::Fields;
-use crate::model::family::{ExpertNames, Family, Keys, Parts};
+use crate::model::family::{ExpertNames, Family, InGguf, Keys, Parts};
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "qwen3_moe", class: "Qwen3Moe", keys: KEYS, parts: PARTS };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    class: "Qwen3Moe",
+    keys: KEYS,
+    parts: PARTS,
+    gguf: InGguf { flags: &[("norm_topk_prob", true)], ..InGguf::plain("qwen3moe") },
+};
 
 const KEYS: Keys = Keys { own: qwen2_moe::OWN, read, ..qwen3::KEYS };
 

@@ -51,6 +51,20 @@ pub(super) fn decode_q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
+/// The inverse of [`decode_q8_0`]: the scale is the largest magnitude's 127th part, and each value the nearest of its
+/// multiples, halves away from zero.
+pub(crate) fn encode_q8_0(values: &[f32; 32]) -> [u8; 34] {
+    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / 127.0;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let mut block = [0; 34];
+    block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+    for (out, value) in block[2..].iter_mut().zip(values) {
+        *out = ((value * inverse).round() as i8).cast_unsigned();
+    }
+    block
+}
+
 /// Bit `i` of the 32 at `at`, moved to the fifth place.
 fn fifth_bits(block: &[u8], at: usize) -> impl Fn(usize) -> u8 {
     let bits = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);

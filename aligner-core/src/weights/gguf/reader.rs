@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::value::GgufValue;
-use super::{Location, Source, encoding_of};
+use super::{DEFAULT_ALIGNMENT, Location, Source, encoding_of};
 use crate::{Error, Result};
 
 /// Bytes read from the file at a time.
@@ -14,7 +14,6 @@ const MAX_NESTING: usize = 4;
 const MAX_DIMENSIONS: u32 = 4;
 /// Longest key or tensor name; the format allows keys of 65535 bytes.
 const MAX_NAME_BYTES: u64 = 65_535;
-const DEFAULT_ALIGNMENT: u64 = 32;
 
 type Header = (BTreeMap<String, GgufValue>, BTreeMap<String, Location>);
 

@@ -25,7 +25,7 @@ pub enum GgufValue {
 
 impl GgufValue {
     /// What it is, for messages.
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Self::Integer(number) => format!("the integer {number}"),
             Self::Float(number) => format!("the number {number}"),

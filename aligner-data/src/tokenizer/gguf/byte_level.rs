@@ -19,12 +19,52 @@ pub(super) fn parts(gguf: &Gguf) -> Result<Parts> {
     })?;
     let mut model = Map::new();
     model.insert("type".into(), "BPE".into());
-    model.insert("ignore_merges".into(), (rule == Rule::Words { digits: 3 }).into());
+    model.insert("ignore_merges".into(), ignores_merges(name).into());
     model.insert("merges".into(), merges.iter().map(|merge| Value::from(merge.as_str())).collect());
-    let normalizer = if name == "qwen2" { json!({"type": "NFC"}) } else { Value::Null };
+    let normalizer = normalizer(name);
     let decoder =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     Ok(Parts { normalizer, pre_tokenizer: rule.pre_tokenizer(), decoder, model })
+}
+
+/// Whether words that are tokens are not made by merging.
+fn ignores_merges(name: &str) -> bool {
+    !matches!(name, "dbrx" | "smaug-bpe") && Rule::named(name) == Some(Rule::Words { digits: 3 })
+}
+
+fn normalizer(name: &str) -> Value {
+    if name == "qwen2" { json!({"type": "NFC"}) } else { Value::Null }
+}
+
+/// The name of the rule by which a `tokenizer.json` splits text, where it has one.
+pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
+    let own = steps(&tokenizer["pre_tokenizer"]);
+    let ignores = tokenizer["model"]["ignore_merges"].as_bool().unwrap_or(false);
+    let is = |name: &&str| {
+        let rule = Rule::named(name).map(Rule::pre_tokenizer);
+        rule.is_some_and(|rule| steps(&rule) == own)
+            && ignores == ignores_merges(name)
+            && tokenizer["normalizer"] == normalizer(name)
+    };
+    NAMES.into_iter().find(is)
+}
+
+/// One name for each way of splitting that there is.
+pub(super) const NAMES: [&str; 6] = ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "stablelm2"];
+
+/// The steps of a splitting, without what is about offsets alone.
+fn steps(pre_tokenizer: &Value) -> Vec<Value> {
+    if let Some(parts) = pre_tokenizer["pretokenizers"].as_array() {
+        return parts.iter().flat_map(steps).collect();
+    }
+    let mut step = pre_tokenizer.clone();
+    if let Some(step) = step.as_object_mut() {
+        step.shift_remove("trim_offsets");
+        if step.get("type").is_some_and(|kind| kind == "ByteLevel") {
+            step.entry("use_regex").or_insert(true.into());
+        }
+    }
+    vec![step]
 }
 
 /// A way to split text before merging.

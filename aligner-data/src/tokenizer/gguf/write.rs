@@ -1,0 +1,204 @@
+//! GGUF's metadata of a tokenizer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aligner_core::weights::{Gguf, GgufValue};
+use aligner_core::{Error, Result};
+use serde_json::Value;
+
+use super::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, byte_level, of_metadata};
+use crate::Tokenizer;
+
+type Metadata = Vec<(String, GgufValue)>;
+
+/// What both tokenizers must read alike before the metadata is trusted.
+const PROBES: [&str; 8] = [
+    "Hello, world! It's 12345 o'clock -- isn't it?",
+    "  two  spaces,\ttabs\nand lines\r\n\r\n  end ",
+    "naïve café, Ünïcödé, e\u{301} and ﬁ",
+    "数学和中文 日本語のテキスト 한국어",
+    "Привет, мир! שלום مرحبا",
+    "fn main() { let x = 0x1F_u32 << 3; } // => [1, 2.5e-3]",
+    "🦀🚀 👩‍👩‍👧 ½ ² ①",
+    "I'LL WE'VE they're 1,000,000.00% A1b2C3",
+];
+
+/// The score of tokens that nothing is merged into, as llama.cpp's converter has it.
+const NEVER: f64 = -1e9;
+
+pub(in crate::tokenizer) fn metadata(tokenizer: &Tokenizer, rows: usize) -> Result<Metadata> {
+    let json = tokenizer.inner.to_string(false).map_err(super::super::tokenizer_error)?;
+    let json: Value = serde_json::from_str(&json).map_err(|error| refused(error.to_string()))?;
+    let kind = json["model"]["type"].as_str().unwrap_or("none");
+    if kind != "BPE" {
+        return Err(refused(format!("its model is {kind}; known is BPE, on bytes and as in SentencePiece")));
+    }
+    let vocabulary = Vocabulary::of(tokenizer, &json, rows)?;
+    let merges = merges(&json)?;
+    let bytes_apart = json["model"]["byte_fallback"].as_bool().unwrap_or(false);
+    if bytes_apart {
+        return sentencepiece(tokenizer, &vocabulary, &merges);
+    }
+    let name = byte_level::name_of(&json).ok_or_else(|| {
+        let known = byte_level::NAMES.join(", ");
+        refused(format!("it splits or normalises text in a way that has no name there; known are {known}"))
+    })?;
+    let mut metadata = vec![
+        text("tokenizer.ggml.model", "gpt2"),
+        text("tokenizer.ggml.pre", name),
+        ("tokenizer.ggml.tokens".into(), GgufValue::Texts(vocabulary.tokens)),
+        ("tokenizer.ggml.token_type".into(), GgufValue::Integers(vocabulary.types)),
+    ];
+    let merges = merges.into_iter().map(|[left, right]| format!("{left} {right}")).collect();
+    metadata.push(("tokenizer.ggml.merges".into(), GgufValue::Texts(merges)));
+    metadata.extend(roles(tokenizer));
+    let read = read_again(&metadata)?;
+    match difference(tokenizer, &read) {
+        None => Ok(metadata),
+        Some(probe) => Err(refused(format!("read again, it splits {probe:?} into other tokens"))),
+    }
+}
+
+/// Scores in place of merges: those of a token come the earlier, the better its score.
+fn sentencepiece(tokenizer: &Tokenizer, vocabulary: &Vocabulary, merges: &[[String; 2]]) -> Result<Metadata> {
+    let mut ranks = BTreeMap::new();
+    for (rank, [left, right]) in merges.iter().enumerate() {
+        ranks.entry(format!("{left}{right}")).or_insert(rank);
+    }
+    let score = |token: &String| ranks.get(token).map_or(NEVER, |&rank| -(rank as f64));
+    let scores: Vec<f64> = vocabulary.tokens.iter().map(score).collect();
+    let mut found = None;
+    for prefix in [true, false] {
+        let mut metadata = vec![
+            text("tokenizer.ggml.model", "llama"),
+            text("tokenizer.ggml.pre", "default"),
+            ("tokenizer.ggml.tokens".into(), GgufValue::Texts(vocabulary.tokens.clone())),
+            ("tokenizer.ggml.scores".into(), GgufValue::Floats(scores.clone())),
+            ("tokenizer.ggml.token_type".into(), GgufValue::Integers(vocabulary.types.clone())),
+            ("tokenizer.ggml.add_space_prefix".into(), GgufValue::Flag(prefix)),
+        ];
+        metadata.extend(roles(tokenizer));
+        let read = read_again(&metadata)?;
+        check_merges(merges, &read)?;
+        found = difference(tokenizer, &read);
+        if found.is_none() {
+            return Ok(metadata);
+        }
+    }
+    let probe = found.unwrap_or_default();
+    Err(refused(format!("read again, it splits {probe:?} into other tokens")))
+}
+
+/// The merges that follow from the scores must be the same, and make the same tokens in the same order.
+fn check_merges(merges: &[[String; 2]], read: &Tokenizer) -> Result<()> {
+    let json = read.inner.to_string(false).map_err(super::super::tokenizer_error)?;
+    let json: Value = serde_json::from_str(&json).map_err(|error| refused(error.to_string()))?;
+    let again = self::merges(&json)?;
+    let made = |merges: &[[String; 2]]| {
+        let mut made: Vec<String> = merges.iter().map(|[left, right]| format!("{left}{right}")).collect();
+        made.dedup();
+        made
+    };
+    let set = |merges: &[[String; 2]]| merges.iter().cloned().collect::<BTreeSet<_>>();
+    if made(merges) == made(&again) && set(merges) == set(&again) {
+        return Ok(());
+    }
+    Err(refused("its merges do not follow from scores of its tokens, as those of SentencePiece do".into()))
+}
+
+fn refused(message: String) -> Error {
+    Error::Invalid(format!("the tokenizer cannot be written to GGUF: {message}"))
+}
+
+fn text(key: &str, value: &str) -> (String, GgufValue) {
+    (key.into(), GgufValue::Text(value.into()))
+}
+
+/// Tokens by id, with their types.
+struct Vocabulary {
+    tokens: Vec<String>,
+    types: Vec<i64>,
+}
+
+impl Vocabulary {
+    /// As many as the embedding has rows: those without a token are unused.
+    fn of(tokenizer: &Tokenizer, json: &Value, rows: usize) -> Result<Self> {
+        let known = tokenizer.vocab_size();
+        if known > rows {
+            return Err(refused(format!("it has ids up to {}, the model {rows} rows", known - 1)));
+        }
+        let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
+        let mut types = vec![UNUSED; rows];
+        let unknown = json["model"]["unk_token"].as_str();
+        for (token, id) in tokenizer.inner.get_vocab(true) {
+            let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+            types[id as usize] = match unknown {
+                Some(unknown) if unknown == token => UNKNOWN,
+                _ if is_byte && json["model"]["byte_fallback"] == true => BYTE,
+                _ => NORMAL,
+            };
+            tokens[id as usize] = token;
+        }
+        for added in json["added_tokens"].as_array().into_iter().flatten() {
+            let id = added["id"].as_u64().and_then(|id| usize::try_from(id).ok());
+            if let Some(kind) = id.and_then(|id| types.get_mut(id)).filter(|kind| **kind != UNKNOWN) {
+                *kind = if added["special"] == true { CONTROL } else { USER_DEFINED };
+            }
+        }
+        Ok(Self { tokens, types })
+    }
+}
+
+fn merges(json: &Value) -> Result<Vec<[String; 2]>> {
+    let pair = |merge: &Value| match merge {
+        Value::String(both) => both.split_once(' ').map(|(left, right)| [left.into(), right.into()]),
+        Value::Array(both) => match both.as_slice() {
+            [Value::String(left), Value::String(right)] => Some([left.clone(), right.clone()]),
+            _ => None,
+        },
+        _ => None,
+    };
+    let list = json["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
+    list.iter().map(pair).collect::<Option<_>>().ok_or_else(|| refused("a merge is not a pair".into()))
+}
+
+/// Special tokens, whether the first is put before every text, and the chat template.
+fn roles(tokenizer: &Tokenizer) -> Metadata {
+    let mut metadata = Vec::new();
+    let specials = &tokenizer.specials;
+    let unknown = specials.names.get("unk_token").and_then(Value::as_str);
+    let turn = specials.stops.iter().copied().find(|&id| Some(id) != specials.eos);
+    for (role, id) in [
+        ("bos", specials.bos),
+        ("eos", specials.eos),
+        ("eot", turn),
+        ("padding", specials.pad),
+        ("unknown", unknown.and_then(|token| tokenizer.token_id(token))),
+    ] {
+        if let Some(id) = id {
+            metadata.push((format!("tokenizer.ggml.{role}_token_id"), GgufValue::Integer(id.into())));
+        }
+    }
+    metadata.push(("tokenizer.ggml.add_bos_token".into(), GgufValue::Flag(tokenizer.adds_bos)));
+    if let Some(template) = &tokenizer.template {
+        metadata.push(text("tokenizer.chat_template", template.source()));
+    }
+    metadata
+}
+
+fn read_again(metadata: &Metadata) -> Result<Tokenizer> {
+    of_metadata(&Gguf::unwritten("tokenizer".as_ref(), metadata.iter().cloned(), []))
+}
+
+/// A text that the two do not read alike.
+fn difference(one: &Tokenizer, other: &Tokenizer) -> Option<&'static str> {
+    let differs = |text: &&&str| {
+        let specials = one.specials.names.values().filter_map(Value::as_str).collect::<String>();
+        let whole = format!("{specials}{text}");
+        [text, whole.as_str()].iter().any(|text| match (one.encode(text), other.encode(text)) {
+            (Ok(one), Ok(other)) => one != other,
+            _ => true,
+        })
+    };
+    PROBES.iter().find(differs).copied()
+}
