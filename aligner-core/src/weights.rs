@@ -14,6 +14,7 @@ mod safetensors_file;
 mod save;
 mod source;
 mod unique;
+mod whole;
 
 pub use atomic::atomic_write;
 pub use checkpoint::Checkpoint;
@@ -21,3 +22,4 @@ pub use checksum::checksum;
 pub use gguf::{Gguf, GgufValue};
 pub use peft::{AdapterCheckpoint, save_adapter};
 pub use save::{HostTensor, SaveDtype, read_metadata, read_tensors, save_model, save_tensors};
+pub use whole::read_whole;

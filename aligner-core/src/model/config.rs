@@ -7,6 +7,7 @@ use super::family::Family;
 use super::lora::Adapter;
 use super::parameters;
 use crate::ops::AttentionShape;
+use crate::weights::read_whole;
 use crate::{Error, Result};
 
 mod experts;
@@ -24,6 +25,8 @@ pub use rope::{Llama3Scaling, RopeConfig};
 const MAX_DIMENSION: usize = 1 << 26;
 /// Most accepted layers.
 const MAX_LAYERS: usize = 1 << 14;
+/// Largest `config.json` that is read.
+const MAX_BYTES: u64 = 1 << 26;
 /// Most accepted parameters: sixteen trillion.
 const MAX_PARAMS: usize = 1 << 44;
 
@@ -125,7 +128,7 @@ impl ModelConfig {
     /// # Errors
     /// A file that is not there or not JSON, and those of [`ModelConfig::from_json`].
     pub fn from_file(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(Error::io(path))?;
+        let text = read_whole(path, MAX_BYTES)?;
         let value = serde_json::from_slice(&text)
             .map_err(|error| Error::format(path, format!("not valid JSON: {error}")))?;
         Self::from_json(path, &value)

@@ -8,11 +8,14 @@ use rayon::prelude::*;
 use super::gguf::{Gguf, LlamaNames};
 use super::safetensors_file::SafetensorsFile;
 use super::unique::UniqueMap;
+use super::whole::read_whole;
 use crate::model::{ModelConfig, ParamSpec};
 use crate::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Largest index that is read: that of a safetensors file.
+const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 /// An open checkpoint: configuration, names, shapes, and tensors on demand.
 ///
@@ -172,7 +175,7 @@ struct Index {
 }
 
 fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
-    let text = std::fs::read(index_path).map_err(Error::io(index_path))?;
+    let text = read_whole(index_path, MAX_INDEX_BYTES)?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| Error::format(index_path, format!("bad index: {error}")))?;
     let mut shards: BTreeMap<String, usize> = BTreeMap::new();
