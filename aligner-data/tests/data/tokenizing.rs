@@ -170,14 +170,11 @@ fn settings_say_whether_documents_begin_with_the_begin_token() {
 fn tokens_that_the_files_beside_add_are_there_with_their_ids() {
     let next = bare_tokenizer().vocab_size() as u64;
     let dir = copied(|dir| {
-        let decoder = json!({next.to_string(): {"content": "<fetch>", "special": false, "normalized": false}});
+        let decoder =
+            json!({next.to_string(): {"content": "<fetch>", "special": false, "normalized": false}});
         write(dir, "tokenizer_config.json", &json!({"added_tokens_decoder": decoder}));
         write(dir, "added_tokens.json", &json!({"<deep>": next + 1}));
-        write(
-            dir,
-            "special_tokens_map.json",
-            &json!({"additional_special_tokens": [{"content": "<deep>"}]}),
-        );
+        write(dir, "special_tokens_map.json", &json!({"additional_special_tokens": [{"content": "<deep>"}]}));
     });
     let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
     let ids = tokenizer.encode("<deep><fetch>").unwrap();
