@@ -8,7 +8,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use super::bounds::{bound, bounded_method, within};
 use super::generation::{FILTER, Markers};
 use super::python_json::{Style, dumps};
-use super::rewrite::rewrite;
+use super::rewrite::{deeply, rewrite};
 
 /// The one template's name in the environment, as error messages show it.
 pub(super) const NAME: &str = "chat_template";
@@ -43,8 +43,10 @@ pub(super) fn compile(
     environment.add_function("strftime_now", move |format: String| {
         strftime(&format, now_secs.unwrap_or_else(self::now_secs))
     });
-    environment.add_template_owned(NAME, rewrite(source, NAME)?)?;
-    Ok(environment)
+    deeply(|| {
+        environment.add_template_owned(NAME, rewrite(source, NAME)?)?;
+        Ok(environment)
+    })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the engine calls filters with owned arguments")]

@@ -16,7 +16,7 @@ use minijinja::{Error, ErrorKind};
 const MOST_BYTES: usize = 1 << 18;
 
 /// Room for an expression with a sign in every second byte, each of which may take a call within the last.
-const STACK_BYTES: usize = 1 << 29;
+const STACK_BYTES: usize = 1 << 28;
 
 /// The template with its work bounded, to be compiled without any treatment of white space.
 ///
@@ -27,23 +27,26 @@ pub(super) fn rewrite(source: &str, name: &str) -> Result<String, Error> {
         let message = format!("expected at most {MOST_BYTES} bytes, got {}", source.len());
         return Err(Error::new(ErrorKind::SyntaxError, message));
     }
-    // The parser's tree is as deep as an expression is long, and is left by calls within calls.
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-        let running = thread.spawn_scoped(scope, || parse_and_write(source, name));
-        let failed = |message: String| Error::new(ErrorKind::InvalidOperation, message);
-        let running = running.map_err(|error| failed(format!("no thread to read it: {error}")))?;
-        running.join().unwrap_or_else(|_| Err(failed("it cannot be read".into())))
-    })
-}
-
-fn parse_and_write(source: &str, name: &str) -> Result<String, Error> {
     let whitespace =
         WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
     let template = parse(source, name, SyntaxConfig::default(), whitespace)?;
     let mut writer = Writer { out: String::with_capacity(source.len() * 2), line: 1 };
     writer.statement(&template)?;
     Ok(writer.out)
+}
+
+/// Reads a template where there is room for its tree, which is as deep as an expression is long and is left by calls
+/// within calls.
+///
+/// # Errors
+/// Those of `read`; no thread can be had.
+pub(super) fn deeply<T: Send>(read: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, message);
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, read);
+        let thread = thread.map_err(|error| failed(format!("no thread to read it: {error}")))?;
+        thread.join().unwrap_or_else(|_| Err(failed("it cannot be read".into())))
+    })
 }
 
 struct Writer {
@@ -123,7 +126,17 @@ impl Writer {
                     this.expression(&condition.expr);
                 });
                 self.body(&condition.true_body)?;
-                self.otherwise(&condition.false_body)?;
+                let mut rest = &condition.false_body;
+                // Written as they were: choices within choices are bounded by the parser.
+                while let [Stmt::IfCond(next)] = rest.as_slice() {
+                    self.tag_with(next.span().start_line, |this| {
+                        this.out.push_str("elif ");
+                        this.expression(&next.expr);
+                    });
+                    self.body(&next.true_body)?;
+                    rest = &next.false_body;
+                }
+                self.otherwise(rest)?;
                 self.end("if");
             }
             Stmt::WithBlock(with) => {

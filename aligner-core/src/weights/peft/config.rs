@@ -117,7 +117,8 @@ impl<'a> Fields<'a> {
         let size = |value: &Value| {
             value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|&size| size > 0)
         };
-        let finite = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+        // What it scales is in single precision.
+        let finite = |value: &Value| value.as_f64().filter(|number| (*number as f32).is_finite());
         let r = self.value("r", "a whole number, 1 or more", base.r, size);
         let alpha = self.value("lora_alpha", "a number", base.alpha, finite);
         let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
