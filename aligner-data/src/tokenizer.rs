@@ -23,6 +23,9 @@ use self::specials::Specials;
 use crate::ChatTemplate;
 use crate::template::mask::fill_gaps;
 
+/// Most rows that a model's embedding may have. The library lists every id up to the last where it writes a file.
+const MOST_TOKENS: usize = 1 << 26;
+
 /// A tokenizer with its special tokens and chat template. Clones share the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
@@ -69,6 +72,11 @@ impl Tokenizer {
         template: Option<String>,
     ) -> Result<Self> {
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        if vocab_size > MOST_TOKENS {
+            let message =
+                format!("tokenizer: ids go up to {}, where {MOST_TOKENS} are allowed", vocab_size - 1);
+            return Err(Error::Invalid(message));
+        }
         let first = call(|| inner.encode("", true))?.get_ids().first().copied();
         let stated = config.get("add_bos_token").and_then(Value::as_bool);
         let adds_bos = specials.bos.is_some() && stated.unwrap_or(first == specials.bos);

@@ -1,7 +1,7 @@
 //! What a `tokenizer.json` may ask of the library: files come from anywhere, and it believes them.
 //!
-//! Two things are checked before it reads one: that the table of a normalizer is as long as it says, since memory
-//! is taken for it first, and that no chain of replacements makes much out of a little text.
+//! Checked before it reads one: that the table of a normalizer is as long as it says, since memory is taken for it
+//! first; that no chain of replacements makes much out of a little text; that a text has the same tokens each time.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// ALBERT come closest, with less than a thousand.
 const MOST_GROWTH: f64 = 16_384.0;
 
-/// The parts that change texts; the others are skipped.
+/// The parts that change texts, and the model's one that changes tokens; the others are skipped.
 #[derive(Deserialize)]
 struct Steps {
     #[serde(default)]
@@ -19,12 +19,23 @@ struct Steps {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
+    model: Option<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    dropout: Option<f64>,
 }
 
 /// # Errors
 /// What is wrong with the file.
 pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     let steps: Steps = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if let Some(dropout) = steps.model.and_then(|model| model.dropout).filter(|&dropout| dropout != 0.0) {
+        return Err(format!(
+            "model.dropout: expected null, since a text has the same tokens each time, got {dropout}"
+        ));
+    }
     let there = growth(&steps.normalizer)? * growth(&steps.pre_tokenizer)?;
     for (way, growth) in [("encoding", there), ("decoding", growth(&steps.decoder)?)] {
         if growth > MOST_GROWTH {
@@ -122,6 +133,14 @@ mod tests {
         assert!(fault(&json!({"normalizer": nested})).contains("65536"));
         let anywhere = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "x".repeat(20_000)});
         assert!(fault(&json!({"normalizer": anywhere})).contains("20001"));
+    }
+
+    #[test]
+    fn tokens_by_chance_are_refused() {
+        assert!(fault(&json!({"model": {"type": "BPE", "dropout": 0.1}})).contains("model.dropout"));
+        for model in [json!({"dropout": null}), json!({"dropout": 0.0}), json!({"vocab": {}}), Value::Null] {
+            assert_eq!(check(json!({"model": model}).to_string().as_bytes()), Ok(()));
+        }
     }
 
     #[test]

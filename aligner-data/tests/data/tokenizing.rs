@@ -203,3 +203,18 @@ fn a_directory_in_place_of_a_file_is_named() {
         assert!(message.contains(name) && message.contains("expected a file"), "{message}");
     }
 }
+
+#[test]
+fn ids_beyond_any_model_s_vocabulary_and_none_at_all_are_an_error_or_nothing() {
+    let with = |vocab: &Value| {
+        let dir = tempfile::tempdir().unwrap();
+        let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": "a"});
+        write(dir.path(), "tokenizer.json", &json!({"model": model}));
+        Tokenizer::from_dir(dir.path())
+    };
+    let message = with(&json!({"a": 4_294_967_295_u32})).unwrap_err().to_string();
+    assert!(message.contains("ids go up to 4294967295"), "{message}");
+    let empty = with(&json!({})).unwrap();
+    assert_eq!((empty.vocab_size(), empty.eos(), empty.adds_bos()), (0, None, false));
+    assert!(empty.encode("a").is_err() && empty.decode(&[0, 7]).unwrap().is_empty());
+}
