@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// default 1e-4 for f32, 2e-2 for f16 and 1e-1 for bf16.
     #[arg(long)]
     limit: Option<f32>,
-    /// A directory with `tokenizer.json`, where the base has none.
+    /// A directory with `tokenizer.json` or `tokenizer.model`, where the base has none.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
 }

@@ -51,7 +51,7 @@ impl LoadedModel {
             adapter.adapter(checkpoint.config())?;
         }
         // A run's adapter comes with the tokenizer that it was trained with.
-        let own = if path.join("tokenizer.json").is_file() { path } else { base.as_path() };
+        let own = if Tokenizer::is_in(path) { path } else { base.as_path() };
         let tokenizer = match tokenizer {
             Some(dir) => Tokenizer::from_dir(dir)?,
             None => Tokenizer::from_checkpoint_path(own)?,

@@ -37,7 +37,7 @@ fn a_model_without_a_tokenizer() {
     let scene = Scene::new();
     scene.dpo();
     fs::remove_file(scene.path("model/tokenizer.json")).unwrap();
-    refuses(&scene, 2, &["run.toml:2:8", "no tokenizer.json"]);
+    refuses(&scene, 2, &["run.toml:2:8", "neither tokenizer.json nor tokenizer.model"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod safetensors_file;
 mod save;
 mod source;
 mod unique;
+mod whole;
 
 pub use atomic::atomic_write;
 pub use checkpoint::{Checkpoint, WEIGHT_FILES};
@@ -24,3 +25,4 @@ pub use peft::{AdapterCheckpoint, save_adapter};
 pub use save::{
     HostTensor, SaveDtype, read_metadata, read_tensors, save_checkpoint, save_model, save_tensors,
 };
+pub use whole::read_whole;

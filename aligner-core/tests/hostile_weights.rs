@@ -665,3 +665,33 @@ fn shape_that_differs_is_refused_before_anything_is_read() {
     );
     assert!(checkpoint.read("absent").unwrap_err().to_string().contains("absent"));
 }
+
+#[test]
+fn directories_and_pipes_in_place_of_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), CONFIG).unwrap();
+    let fault = || Checkpoint::open(dir.path()).unwrap_err().to_string();
+    let place = dir.path().join("model.safetensors");
+    std::fs::create_dir(&place).unwrap();
+    assert!(fault().contains("model.safetensors: expected a file"), "{}", fault());
+    std::fs::remove_dir(&place).unwrap();
+    let pipe = |path: &Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    pipe(&place);
+    assert!(fault().contains("model.safetensors: expected a file"), "{}", fault());
+    std::fs::remove_file(&place).unwrap();
+    for index in ["", "[]", "{}", r#"{"weight_map": {"a": "x", "a": "x"}}"#, r#"{"weight_map": 1}"#] {
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
+        match Checkpoint::open(dir.path()) {
+            Ok(checkpoint) => panic!("{index}: {:?}", checkpoint.names().collect::<Vec<_>>()),
+            Err(error) => assert!(error.to_string().contains("index.json: bad index"), "{index}: {error}"),
+        }
+    }
+    pipe(&dir.path().join("pipe.gguf"));
+    let message = Checkpoint::open(&dir.path().join("pipe.gguf")).unwrap_err().to_string();
+    assert!(message.contains("pipe.gguf: expected a file"), "{message}");
+    std::fs::remove_file(dir.path().join("config.json")).unwrap();
+    pipe(&dir.path().join("config.json"));
+    assert!(fault().contains("config.json: expected a file"), "{}", fault());
+}

@@ -5,7 +5,9 @@ mod environment;
 mod generation;
 pub(crate) mod mask;
 mod python_json;
+mod rewrite;
 mod turns;
+mod work;
 
 use std::ops::Range;
 
@@ -14,9 +16,9 @@ use minijinja::Environment;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use self::bounds::{Bounded, too_long};
 pub use self::environment::now_secs;
 use self::generation::Markers;
+use self::work::{Bounded, allow, too_long};
 use crate::{Message, Tokenizer};
 
 /// Which tokens of a conversation are targets.
@@ -85,7 +87,7 @@ impl ChatTemplate {
         let source = source.into();
         let (rewritten, has_marks) = generation::rewrite(&source);
         let environment =
-            environment::compile(rewritten.clone(), Markers::USUAL, None).map_err(|error| failed(&error))?;
+            environment::compile(&rewritten, Markers::USUAL, None).map_err(|error| failed(&error))?;
         Ok(Self { source, rewritten, environment, has_marks, variables: Map::new(), now_secs: None })
     }
 
@@ -101,7 +103,7 @@ impl ChatTemplate {
     }
 
     fn compiled(&self, markers: Markers) -> Result<Environment<'static>> {
-        environment::compile(self.rewritten.clone(), markers, self.now_secs).map_err(|error| failed(&error))
+        environment::compile(&self.rewritten, markers, self.now_secs).map_err(|error| failed(&error))
     }
 
     /// The same template with `variables` (`bos_token` and so on) in sight.
@@ -192,6 +194,7 @@ impl ChatTemplate {
             &other
         };
         let template = environment.get_template(environment::NAME).map_err(|error| failed(&error))?;
+        allow(&context);
         let mut written = Bounded::default();
         if let Err(error) = template.render_captured_to(&context, &mut written) {
             let full =

@@ -1,10 +1,18 @@
 //! Text to token ids and back, with what a model directory says of special tokens.
 
+mod added;
 mod files;
 mod gguf;
+mod hostile;
+mod model_file;
+mod parts;
 mod save;
+mod sentencepiece;
+mod specials;
+mod vocabulary;
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,8 +20,12 @@ use aligner_core::weights::GgufValue;
 use aligner_core::{Detokenize, Error, Result};
 use serde_json::{Map, Value};
 
+use self::specials::Specials;
 use crate::ChatTemplate;
 use crate::template::mask::fill_gaps;
+
+/// Most rows that a model's embedding may have. The library lists every id up to the last where it writes a file.
+const MOST_TOKENS: usize = 1 << 26;
 
 /// A tokenizer with its special tokens and chat template. Clones share the vocabulary.
 #[derive(Debug, Clone)]
@@ -27,26 +39,16 @@ pub struct Tokenizer {
     template: Option<ChatTemplate>,
 }
 
-/// Special tokens by role: the text of each role, and the ids that code asks for.
-#[derive(Debug, Clone, Default)]
-struct Specials {
-    /// `bos_token` and so on, as templates see them.
-    names: Map<String, Value>,
-    bos: Option<u32>,
-    eos: Option<u32>,
-    pad: Option<u32>,
-    /// Every token that ends a response; `eos` first.
-    stops: Vec<u32>,
-}
-
 impl Tokenizer {
-    /// Reads `tokenizer.json` and the files beside it that say more.
+    /// Reads `tokenizer.json` or, where there is none, `tokenizer.model` of `SentencePiece`, and the files
+    /// beside it that say more.
     ///
-    /// Those are `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
-    /// `config.json` and `chat_template.jinja`, each optional.
+    /// Those are `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`,
+    /// `generation_config.json`, `config.json` and `chat_template.jinja`, each optional.
     ///
     /// # Errors
-    /// No `tokenizer.json`, a file that does not parse, or a chat template that does not compile.
+    /// Neither of the two, a file that does not parse, files that contradict each other, or a chat template
+    /// that does not compile.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         files::read(dir)
     }
@@ -59,6 +61,11 @@ impl Tokenizer {
         if path.is_dir() { Self::from_dir(path) } else { gguf::read(path) }
     }
 
+    /// Whether a directory holds a file that a tokenizer is read from.
+    pub fn is_in(dir: &Path) -> bool {
+        files::VOCABULARIES.iter().any(|name| dir.join(name).is_file())
+    }
+
     fn new(
         inner: tokenizers::Tokenizer,
         specials: Specials,
@@ -66,8 +73,14 @@ impl Tokenizer {
         template: Option<String>,
     ) -> Result<Self> {
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        let first = inner.encode("", true).map_err(tokenizer_error)?.get_ids().first().copied();
-        let adds_bos = first.is_some() && first == specials.bos;
+        if vocab_size > MOST_TOKENS {
+            let message =
+                format!("tokenizer: ids go up to {}, where {MOST_TOKENS} are allowed", vocab_size - 1);
+            return Err(Error::Invalid(message));
+        }
+        let first = call(|| inner.encode("", true))?.get_ids().first().copied();
+        let stated = config.get("add_bos_token").and_then(Value::as_bool);
+        let adds_bos = specials.bos.is_some() && stated.unwrap_or(first == specials.bos);
         let template = template.map(|source| templated(&source, &specials)).transpose()?;
         Ok(Self { inner: Arc::new(inner), specials, adds_bos, vocab_size, config, template })
     }
@@ -96,13 +109,13 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer's model cannot represent.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(tokenizer_error)?;
+        let encoding = call(|| self.inner.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// Token ids of `text` and the bytes that each covers, without holes.
     pub(crate) fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
-        let encoding = self.inner.encode(text, false).map_err(tokenizer_error)?;
+        let encoding = call(|| self.inner.encode(text, false))?;
         Ok((encoding.get_ids().to_vec(), fill_gaps(encoding.get_offsets())))
     }
 
@@ -111,7 +124,7 @@ impl Tokenizer {
     /// # Errors
     /// A decoder that fails; ids outside of the vocabulary are left out.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(tokenizer_error)
+        call(|| self.inner.decode(tokens, true))
     }
 
     /// The text of `tokens`, special tokens included.
@@ -119,7 +132,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::decode`].
     pub fn decode_with_specials(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, false).map_err(tokenizer_error)
+        call(|| self.inner.decode(tokens, false))
     }
 
     /// One more than the largest id: the least that a model's `vocab_size` must be.
@@ -197,7 +210,14 @@ fn templated(source: &str, specials: &Specials) -> Result<ChatTemplate> {
     Ok(ChatTemplate::new(source)?.with_variables(specials.names.clone()))
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for use with `map_err`")]
-fn tokenizer_error(error: tokenizers::Error) -> Error {
-    Error::Invalid(format!("tokenizer: {error}"))
+/// Calls the library, which panics on some files that contradict themselves.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("its parts contradict each other".into()),
+    }
+}
+
+fn call<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    guarded(call).map_err(|error| Error::Invalid(format!("tokenizer: {error}")))
 }

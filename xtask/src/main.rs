@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | gpu | hosts | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | fuzz | gpu | hosts | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
@@ -7,6 +7,7 @@ mod ci;
 mod cube;
 mod curves;
 mod demo;
+mod fuzz;
 mod gpu;
 mod hosts;
 mod picture;
@@ -37,6 +38,8 @@ enum Task {
     Curves(curves::Options),
     /// The accelerator kernels, and the engine on them, on this machine's processor; slow, needs Debian's LLVM.
     Cube(cube::Options),
+    /// Hostile files for the loaders; needs a nightly compiler and cargo-fuzz, and compiles everything once more.
+    Fuzz(fuzz::Options),
     /// An archive that checks and times generation on a CUDA device; slow to build.
     Gpu(gpu::Options),
     /// A run over two machines, which are network namespaces of this one; needs root and Open MPI.
@@ -53,6 +56,7 @@ fn main() -> Result<()> {
         Task::Bench(options) => bench::run(&options),
         Task::Curves(options) => curves::run(&options),
         Task::Cube(options) => cube::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::Gpu(options) => gpu::run(&options),
         Task::Hosts(options) => hosts::run(&options),
         Task::DemoModel(options) => demo::run(&options),

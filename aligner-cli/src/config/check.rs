@@ -5,7 +5,7 @@ use std::path::Path;
 use aligner_algos::WarningKind;
 use aligner_core::weights::{AdapterCheckpoint, WEIGHT_FILES};
 use aligner_core::{Error, Needs};
-use aligner_data::DatasetConfig;
+use aligner_data::{DatasetConfig, Tokenizer};
 
 use super::{Node, Problems, Reading, RunConfig, blame};
 use crate::registry::{Built, BuiltReward};
@@ -132,11 +132,16 @@ fn model(config: &RunConfig, found: &mut Found) {
         add(found, "model.path", message);
     } else if let Some(tokenizer) = &config.model.tokenizer {
         if !has_tokenizer(tokenizer) {
-            add(found, "model.tokenizer", format!("{}: no tokenizer.json there", tokenizer.display()));
+            add(
+                found,
+                "model.tokenizer",
+                format!("{}: neither tokenizer.json nor tokenizer.model there", tokenizer.display()),
+            );
         }
     } else if path.is_dir() && !has_tokenizer(path) {
         let message = format!(
-            "{}: there is a model, but no tokenizer.json beside it; name its directory as `model.tokenizer`",
+            "{}: there is a model, but neither tokenizer.json nor tokenizer.model beside it; name the directory of \
+             one as `model.tokenizer`",
             path.display()
         );
         add(found, "model.path", message);
@@ -175,7 +180,7 @@ pub(crate) fn not_a_model(path: &Path) -> Option<String> {
 }
 
 fn has_tokenizer(path: &Path) -> bool {
-    path.join("tokenizer.json").is_file() || path.is_file()
+    Tokenizer::is_in(path) || path.is_file()
 }
 
 fn data(config: &RunConfig, found: &mut Found) {

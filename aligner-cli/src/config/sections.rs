@@ -81,7 +81,7 @@ impl RunConfig {
 pub struct ModelConfig {
     /// A directory with `config.json` and safetensors, or a `.gguf` file.
     pub path: PathBuf,
-    /// A directory with `tokenizer.json`, where the model's own has none.
+    /// A directory with `tokenizer.json` or `tokenizer.model`, where the model's own has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
     /// What computes: `cpu`, or `cuda` and `cuda:N` in a build with that feature.

@@ -58,8 +58,10 @@ impl Fingerprints {
         }
         let names = [
             "tokenizer.json",
+            "tokenizer.model",
             "tokenizer_config.json",
             "special_tokens_map.json",
+            "added_tokens.json",
             "generation_config.json",
             "config.json",
             "chat_template.jinja",

@@ -21,7 +21,7 @@ pub(crate) struct ModelFlags {
     /// A low-rank adapter of the model, a directory as PEFT writes it; it runs beside the weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) adapter: Option<PathBuf>,
-    /// A directory with `tokenizer.json`, where the model's own has none.
+    /// A directory with `tokenizer.json` or `tokenizer.model`, where the model's own has none.
     #[arg(long)]
     pub(crate) tokenizer: Option<PathBuf>,
 }

@@ -7,6 +7,7 @@ use super::family::Family;
 use super::lora::Adapter;
 use super::parameters;
 use crate::ops::AttentionShape;
+use crate::weights::read_whole;
 use crate::{Error, Result};
 
 mod experts;
@@ -25,6 +26,10 @@ pub use rope::{Llama3Scaling, RopeConfig};
 const MAX_DIMENSION: usize = 1 << 26;
 /// Most accepted layers.
 const MAX_LAYERS: usize = 1 << 14;
+/// Largest `config.json` that is read.
+const MAX_BYTES: u64 = 1 << 26;
+/// Most accepted tensors: of small ones, a list of names takes more memory than the parameters.
+const MAX_TENSORS: usize = 1 << 19;
 /// Most accepted parameters: sixteen trillion.
 const MAX_PARAMS: usize = 1 << 44;
 
@@ -126,7 +131,7 @@ impl ModelConfig {
     /// # Errors
     /// A file that is not there or not JSON, and those of [`ModelConfig::from_json`].
     pub fn from_file(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(Error::io(path))?;
+        let text = read_whole(path, MAX_BYTES)?;
         let value = serde_json::from_slice(&text)
             .map_err(|error| Error::format(path, format!("not valid JSON: {error}")))?;
         Self::from_json(path, &value)
@@ -201,6 +206,14 @@ impl ModelConfig {
         }
         if let Some(experts) = &self.experts {
             experts.problems(&mut problems);
+        }
+        // Three of each expert, and a layer's others are never as many as these.
+        let of_layer =
+            self.experts.as_ref().map_or(0, |experts| experts.count.saturating_mul(3)).max(16) + 16;
+        if problems.is_empty() && self.num_layers.saturating_mul(of_layer) > MAX_TENSORS {
+            problems.push(format!(
+                "num_hidden_layers and num_experts make a model of more than {MAX_TENSORS} tensors"
+            ));
         }
         if problems.is_empty() && parameters::count(self).is_none_or(|params| params > MAX_PARAMS) {
             problems.push(format!("the sizes make a model of more than {MAX_PARAMS} parameters"));
@@ -280,6 +293,25 @@ pub(super) mod tests {
         let beyond = ModelConfig { hidden_size: usize::MAX, ..tiny() };
         assert!(beyond.validate().unwrap_err().to_string().contains("hidden_size"));
         assert_eq!(beyond.num_params(), usize::MAX);
+    }
+
+    #[test]
+    fn more_tensors_than_any_model_has_are_refused() {
+        let of = |num_layers: usize, count: usize| {
+            let experts = ExpertsConfig {
+                count,
+                per_token: 1,
+                intermediate_size: 1,
+                normalized: true,
+                shared_intermediate_size: None,
+                dense_layers: Vec::new(),
+                balance_loss: None,
+            };
+            ModelConfig { num_layers, experts: Some(experts), ..tiny() }.validate()
+        };
+        assert!(of(100, 512).is_ok());
+        assert!(of(1 << 14, 1 << 14).unwrap_err().to_string().contains("tensors"));
+        assert!(ModelConfig { num_layers: 1 << 14, ..tiny() }.validate().is_ok());
     }
 
     #[test]

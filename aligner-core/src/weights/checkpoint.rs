@@ -9,6 +9,7 @@ use super::gguf::{Gguf, GgufNames};
 use super::pytorch::PytorchFile;
 use super::safetensors_file::SafetensorsFile;
 use super::unique::UniqueMap;
+use super::whole::read_whole;
 use crate::model::{ModelConfig, ParamSpec};
 use crate::{Error, Result};
 
@@ -20,6 +21,8 @@ pub const WEIGHT_FILES: [&str; 4] = [
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
+/// Largest index that is read: that of a safetensors file.
+const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 /// An open checkpoint: configuration, names, shapes, and tensors on demand.
 ///
@@ -230,7 +233,7 @@ struct Index {
 }
 
 fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
-    let text = std::fs::read(index_path).map_err(Error::io(index_path))?;
+    let text = read_whole(index_path, MAX_INDEX_BYTES)?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| Error::format(index_path, format!("bad index: {error}")))?;
     let mut shards: BTreeMap<String, usize> = BTreeMap::new();

@@ -105,6 +105,7 @@ fn what_is_not_supported_is_refused_by_its_key() {
         (json!({"a_method_of_tomorrow": {"x": 1}}), &["a_method_of_tomorrow"]),
         (json!({"r": 0}), &["r: expected a whole number, 1 or more, got 0"]),
         (json!({"lora_alpha": "8"}), &["lora_alpha: expected a number"]),
+        (json!({"lora_alpha": 1e300}), &["lora_alpha: expected a number"]),
         (json!({"target_modules": [1]}), &["target_modules: expected a list of names"]),
         (json!({"rank_pattern": {".*_proj": 2}}), &["rank_pattern: `.*_proj`: only names are read"]),
     ] {

@@ -35,12 +35,13 @@ pub(crate) struct Location {
 
 impl Source {
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(Error::io(path))?;
-        let metadata = file.metadata().map_err(Error::io(path))?;
-        if !metadata.is_file() {
+        // Asked before it is opened: opening a pipe waits for a writer.
+        if !std::fs::metadata(path).map_err(Error::io(path))?.is_file() {
             return Err(Error::format(path, "expected a file"));
         }
-        Ok(Self { file, path: path.to_path_buf(), len: metadata.len() })
+        let file = File::open(path).map_err(Error::io(path))?;
+        let len = file.metadata().map_err(Error::io(path))?.len();
+        Ok(Self { file, path: path.to_path_buf(), len })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,62 +1,27 @@
 //! Bounds on what a template may build: it comes with a model from anywhere.
 //!
-//! Fuel bounds how many instructions a rendering takes, not what one of them makes. What is written is
-//! bounded here, and so is each filter or method that can make much out of little. The engine's own
-//! operators are out of reach: a template that doubles a text with `~` is stopped when it writes it.
+//! Fuel bounds how many instructions a rendering takes, not what one of them makes. That is bounded here: of what
+//! is written, of each filter or method that can make much out of little, and, where the template is
+//! [rewritten](super::rewrite), of every other value.
 
-use std::io;
-
-use minijinja::value::Rest;
+use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// Most bytes of a rendered conversation, and of a text on the way there: some million tokens.
-pub(super) const MOST_BYTES: usize = 1 << 24;
+use super::work::{bounded, glance, spend, weigh};
+
+/// Filters that stand in rewritten templates: what goes through them is counted whole, or by its length alone.
+pub(super) const WEIGH: &str = "__weigh";
+pub(super) const GLANCE: &str = "__glance";
+/// The operators `~` and `+`, on a list of operands.
+pub(super) const CONCAT: &str = "__concat";
+pub(super) const ADD: &str = "__add";
 
 /// Widest field that a format may ask for, in characters.
 const MOST_WIDTH: usize = 1 << 12;
 
-/// Bytes that are kept up to a limit.
-#[derive(Debug, Default)]
-pub(super) struct Bounded {
-    bytes: Vec<u8>,
-    refused: bool,
-}
-
-impl Bounded {
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    /// Whether more was to be written.
-    pub(super) fn is_full(&self) -> bool {
-        self.refused
-    }
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > MOST_BYTES - self.bytes.len() {
-            self.refused = true;
-            return Err(io::Error::other(too_long()));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// What is wrong with a template that writes too much.
-pub(super) fn too_long() -> String {
-    format!("more than {MOST_BYTES} bytes of text")
-}
-
-fn refused() -> Error {
-    Error::new(ErrorKind::InvalidOperation, too_long())
-}
+/// Most items of one batch, and most slices.
+const MOST_PARTS: usize = 1 << 16;
 
 /// Says whether the arguments of a filter make too much.
 type Check = fn(&[Value]) -> Result<(), Error>;
@@ -64,18 +29,24 @@ type Check = fn(&[Value]) -> Result<(), Error>;
 /// Puts a check before each filter that can make much out of little, and before what is written.
 pub(super) fn bound(environment: &mut Environment<'static>) {
     environment.set_formatter(|out, state, value| {
-        if value.as_object().is_some() {
-            within(value)?;
-        }
+        weigh(value)?;
         escape_formatter(out, state, value)
     });
+    environment.add_filter(WEIGH, |value: Value| weigh(&value).map(|_| value));
+    environment.add_filter(GLANCE, |value: Value| glance(&value).map(|()| value));
+    environment.add_filter(CONCAT, |operands: Vec<Value>| concat(&operands));
+    environment.add_filter(ADD, |operands: Vec<Value>| sum(operands));
     // The engine's own filters get a second name, under which the checked ones call them.
+    environment.add_filter("__batch", minijinja::filters::batch);
+    environment.add_filter("__slice", minijinja::filters::slice);
     environment.add_filter("__format", minijinja::filters::format);
     environment.add_filter("__indent", minijinja::filters::indent);
     environment.add_filter("__join", minijinja::filters::join);
     environment.add_filter("__list", minijinja::filters::list);
     environment.add_filter("__replace", minijinja::filters::replace);
-    let checked: [(&str, &'static str, Check); 5] = [
+    let checked: [(&str, &'static str, Check); 7] = [
+        ("batch", "__batch", parts),
+        ("slice", "__slice", parts),
         ("format", "__format", |args| format(args, '%')),
         ("indent", "__indent", indent),
         ("join", "__join", |args| join(args.first(), args.get(1))),
@@ -97,6 +68,8 @@ pub(super) fn bounded_method(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    glance(value)?;
+    args.iter().try_for_each(glance)?;
     if value.as_str().is_some() {
         let with_self = || [std::slice::from_ref(value), args].concat();
         match method {
@@ -111,47 +84,83 @@ pub(super) fn bounded_method(
 
 /// Checks that what the value holds is within the limit: a list that is repeated is short in memory.
 pub(super) fn within(value: &Value) -> Result<(), Error> {
-    Count(0).add(value)
+    weigh(value).map(drop)
 }
 
-/// Bytes of a text that is not kept.
-struct Count(usize);
+/// The texts of values behind each other.
+fn concat(operands: &[Value]) -> Result<String, Error> {
+    let mut bytes = 0_usize;
+    for operand in operands {
+        bytes = bytes.saturating_add(weigh(operand)?);
+        bounded(bytes)?;
+    }
+    Ok(operands.iter().map(ToString::to_string).collect())
+}
 
-impl Count {
-    fn add(&mut self, value: &Value) -> Result<(), Error> {
-        match value.as_str() {
-            Some(text) => self.0 = self.0.saturating_add(text.len()),
-            // As JSON, which stops at the first error; what JSON cannot say is not counted.
-            None => drop(serde_json::to_writer(&mut *self, value)),
+/// The sum of values from left to right: of texts and of lists, they stand behind each other.
+fn sum(operands: Vec<Value>) -> Result<Value, Error> {
+    operands.iter().try_for_each(within)?;
+    let mut operands = operands.into_iter();
+    let first = operands.next().unwrap_or_default();
+    operands.try_fold(first, |left, right| add(&left, &right))
+}
+
+fn add(left: &Value, right: &Value) -> Result<Value, Error> {
+    let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
+    if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
+        bounded(a.len().saturating_add(b.len()))?;
+        spend(a.len() + b.len())?;
+        return Ok(Value::from([a, b].concat()));
+    }
+    if is_list(left) && is_list(right) {
+        let both: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
+        let both = Value::from(both);
+        return weigh(&both).map(|_| both);
+    }
+    let number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
+    if !(number(left) && number(right)) {
+        let message =
+            format!("tried to use + operator on unsupported types {} and {}", left.kind(), right.kind());
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    if let (Ok(a), Ok(b)) = (whole(left), whole(right)) {
+        let sum =
+            a.checked_add(b).map(|sum| i64::try_from(sum).map_or_else(|_| Value::from(sum), Value::from));
+        let failed =
+            || Error::new(ErrorKind::InvalidOperation, format!("unable to calculate {left} + {right}"));
+        return sum.ok_or_else(failed);
+    }
+    Ok(Value::from(f64::try_from(left.clone())? + f64::try_from(right.clone())?))
+}
+
+/// A number that is whole by its type; true is 1.
+fn whole(value: &Value) -> Result<i128, Error> {
+    match value.kind() {
+        ValueKind::Bool => Ok(i128::from(value.is_true())),
+        _ if value.is_integer() => i128::try_from(value.clone()),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "not whole")),
+    }
+}
+
+/// Batches of so many items, or so many slices.
+fn parts(args: &[Value]) -> Result<(), Error> {
+    match args.iter().skip(1).find_map(Value::as_usize) {
+        Some(count) if count > MOST_PARTS => {
+            let message = format!("expected at most {MOST_PARTS} items, got {count}");
+            Err(Error::new(ErrorKind::InvalidOperation, message))
         }
-        bounded(self.0)
+        _ => Ok(()),
     }
-}
-
-impl io::Write for Count {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 = self.0.saturating_add(bytes.len());
-        if self.0 > MOST_BYTES { Err(io::Error::other(too_long())) } else { Ok(bytes.len()) }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn bounded(bytes: usize) -> Result<(), Error> {
-    if bytes > MOST_BYTES { Err(refused()) } else { Ok(()) }
 }
 
 /// A list's texts with a text between them.
 fn join(items: Option<&Value>, between: Option<&Value>) -> Result<(), Error> {
     let Some(Ok(items)) = items.map(Value::try_iter) else { return Ok(()) };
     let between = between.and_then(Value::as_str).unwrap_or_default();
-    let mut count = Count(0);
+    let mut bytes = 0_usize;
     for item in items {
-        count.add(&item)?;
-        // Empty items take time if no space.
-        count.0 = count.0.saturating_add(between.len().max(16));
+        bytes = bytes.saturating_add(weigh(&item)?).saturating_add(between.len());
+        bounded(bytes)?;
     }
     Ok(())
 }
@@ -186,10 +195,12 @@ fn format(args: &[Value], mark: char) -> Result<(), Error> {
         }
         bytes = bytes.saturating_add(widest);
     }
-    let mut longest = Count(0);
-    rest.iter().try_for_each(|value| longest.add(value))?;
+    let mut longest = 0_usize;
+    for value in rest {
+        longest = longest.saturating_add(weigh(value)?);
+    }
     // Any field may show any value.
-    bounded(bytes.saturating_add(longest.0.saturating_mul(text.matches(mark).count())))
+    bounded(bytes.saturating_add(longest.saturating_mul(text.matches(mark).count())))
 }
 
 /// The larger of width and precision of `(key)`, flags, width, `.` and precision.

@@ -8,25 +8,26 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use super::bounds::{bound, bounded_method, within};
 use super::generation::{FILTER, Markers};
 use super::python_json::{Style, dumps};
+use super::rewrite::{deeply, rewrite};
 
 /// The one template's name in the environment, as error messages show it.
 pub(super) const NAME: &str = "chat_template";
 
 /// Instructions that one rendering may take, far above what a long dialogue needs: under a second.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 8_000_000;
 
 /// Compiles `source` in an environment with transformers' settings, filters and functions, in which it
 /// is `now_secs` (seconds since 1970), or the moment of each rendering.
 pub(super) fn compile(
-    source: String,
+    source: &str,
     markers: Markers,
     now_secs: Option<i64>,
 ) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
+    // White space between tags is treated where the template is rewritten, and only there.
+    environment.set_keep_trailing_newline(true);
     // A template comes with a model from anywhere: an endless one ends in an error.
     environment.set_fuel(Some(FUEL));
-    environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(bounded_method);
     bound(&mut environment);
@@ -42,8 +43,10 @@ pub(super) fn compile(
     environment.add_function("strftime_now", move |format: String| {
         strftime(&format, now_secs.unwrap_or_else(self::now_secs))
     });
-    environment.add_template_owned(NAME, source)?;
-    Ok(environment)
+    deeply(|| {
+        environment.add_template_owned(NAME, rewrite(source, NAME)?)?;
+        Ok(environment)
+    })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the engine calls filters with owned arguments")]
@@ -167,14 +170,14 @@ mod tests {
 
     #[test]
     fn a_template_may_be_told_what_day_it_is() {
-        let environment = compile("{{ strftime_now('%d %b %Y') }}".into(), Markers::USUAL, Some(0)).unwrap();
+        let environment = compile("{{ strftime_now('%d %b %Y') }}", Markers::USUAL, Some(0)).unwrap();
         assert_eq!(environment.get_template(NAME).unwrap().render(()).unwrap(), "01 Jan 1970");
     }
 
     #[test]
     fn to_json_takes_python_keywords_and_refuses_others() {
         let render = |source: &str| {
-            compile(source.to_owned(), Markers::USUAL, None)?
+            compile(source, Markers::USUAL, None)?
                 .get_template(NAME)?
                 .render(minijinja::context! { x => [1, 2] })
         };
@@ -186,15 +189,14 @@ mod tests {
     #[test]
     fn none_is_not_iterable_but_texts_and_lists_are() {
         let source = "{{ none is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ 1 is iterable }}";
-        let environment = compile(source.into(), Markers::USUAL, None).unwrap();
+        let environment = compile(source, Markers::USUAL, None).unwrap();
         let rendered = environment.get_template(NAME).unwrap().render(()).unwrap();
         assert_eq!(rendered.to_lowercase(), "false true true false");
     }
 
     #[test]
     fn raise_exception_carries_its_message() {
-        let environment =
-            compile("{{ raise_exception('no tools here') }}".into(), Markers::USUAL, None).unwrap();
+        let environment = compile("{{ raise_exception('no tools here') }}", Markers::USUAL, None).unwrap();
         let error = environment.get_template(NAME).unwrap().render(()).unwrap_err();
         assert!(error.to_string().contains("no tools here"), "{error}");
     }
@@ -202,7 +204,7 @@ mod tests {
     #[test]
     fn loops_can_break() {
         let source = "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}";
-        let environment = compile(source.into(), Markers::USUAL, None).unwrap();
+        let environment = compile(source, Markers::USUAL, None).unwrap();
         assert_eq!(environment.get_template(NAME).unwrap().render(()).unwrap(), "1");
     }
 }

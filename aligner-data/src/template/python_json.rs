@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{Formatter, Serializer};
 
-use super::bounds::Bounded;
+use super::work::Bounded;
 
 /// The keyword arguments of `tojson` that change the output.
 #[derive(Debug, Clone, Default)]

@@ -4,7 +4,6 @@
 //! the `tokenizer.json` that the model's own repository would have, so that there is one encoder.
 
 mod byte_level;
-mod sentencepiece;
 mod write;
 
 pub(super) use write::metadata;
@@ -13,17 +12,13 @@ use std::path::Path;
 
 use aligner_core::weights::Gguf;
 use aligner_core::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{Specials, Tokenizer};
-
-/// What `tokenizer.ggml.token_type` says of a token.
-const NORMAL: i64 = 1;
-const UNKNOWN: i64 = 2;
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
-const UNUSED: i64 = 5;
-const BYTE: i64 = 6;
+use super::parts::build;
+use super::sentencepiece::{Algorithm, Prefix, Rules};
+use super::specials::Specials;
+use super::vocabulary::Vocabulary;
+use super::{Tokenizer, guarded};
 
 pub(super) fn read(path: &Path) -> Result<Tokenizer> {
     of_metadata(&Gguf::open(path)?)
@@ -31,11 +26,11 @@ pub(super) fn read(path: &Path) -> Result<Tokenizer> {
 
 fn of_metadata(gguf: &Gguf) -> Result<Tokenizer> {
     let path = gguf.path();
-    let vocabulary = Vocabulary::read(gguf)?;
-    let specials = specials(gguf, &vocabulary)?;
-    let (kind, adds_bos) = match gguf.text("tokenizer.ggml.model")? {
-        Some("gpt2") => (byte_level::parts(gguf)?, false),
-        Some("llama") => (sentencepiece::parts(gguf, &vocabulary)?, true),
+    let vocabulary = vocabulary(gguf)?;
+    let specials = specials(gguf, vocabulary)?;
+    let (parts, adds_bos) = match gguf.text("tokenizer.ggml.model")? {
+        Some("gpt2") => (byte_level::parts(gguf, vocabulary)?, false),
+        Some("llama") => (sentencepiece(gguf, vocabulary)?.parts(), true),
         other => {
             let other = other.unwrap_or("none");
             return Err(Error::format(
@@ -46,89 +41,46 @@ fn of_metadata(gguf: &Gguf) -> Result<Tokenizer> {
     };
     let adds_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
     let bos = specials.bos.filter(|_| adds_bos).and_then(|id| vocabulary.token(id).map(|token| (id, token)));
-    let inner = build(kind, &vocabulary, bos)
+    let inner = guarded(|| build(parts, bos))
         .map_err(|error| Error::format(path, format!("the metadata's tokenizer cannot be built: {error}")))?;
     let template = gguf.text("tokenizer.chat_template")?.map(str::to_owned);
     let config = config(gguf, &specials, adds_bos)?;
     Tokenizer::new(inner, specials, config, template).map_err(|error| Error::format(path, error.to_string()))
 }
 
-/// The tokens by id, with their types.
-struct Vocabulary<'a> {
-    tokens: &'a [String],
-    types: &'a [i64],
+fn vocabulary(gguf: &Gguf) -> Result<Vocabulary<'_>> {
+    let tokens = required(gguf, "tokenizer.ggml.tokens", gguf.texts("tokenizer.ggml.tokens")?)?;
+    let types = gguf.integers("tokenizer.ggml.token_type")?.unwrap_or_default();
+    if !types.is_empty() && types.len() != tokens.len() {
+        let (tokens, types) = (tokens.len(), types.len());
+        let message =
+            format!("tokenizer.ggml.token_type: expected {tokens} entries, one a token, got {types}");
+        return Err(Error::format(gguf.path(), message));
+    }
+    Ok(Vocabulary { tokens, types })
 }
 
-impl<'a> Vocabulary<'a> {
-    fn read(gguf: &'a Gguf) -> Result<Self> {
-        let tokens = required(gguf, "tokenizer.ggml.tokens", gguf.texts("tokenizer.ggml.tokens")?)?;
-        let types = gguf.integers("tokenizer.ggml.token_type")?.unwrap_or_default();
-        if !types.is_empty() && types.len() != tokens.len() {
-            let (tokens, types) = (tokens.len(), types.len());
-            let message =
-                format!("tokenizer.ggml.token_type: expected {tokens} entries, one a token, got {types}");
-            return Err(Error::format(gguf.path(), message));
-        }
-        Ok(Self { tokens, types })
+/// `llama` in GGUF: BPE, whose merges follow from the tokens' scores.
+fn sentencepiece<'a>(gguf: &'a Gguf, vocabulary: Vocabulary<'a>) -> Result<Rules<'a>> {
+    let scores = required(gguf, "tokenizer.ggml.scores", gguf.numbers("tokenizer.ggml.scores")?)?;
+    if scores.len() != vocabulary.tokens.len() {
+        let (tokens, scores) = (vocabulary.tokens.len(), scores.len());
+        let message = format!("tokenizer.ggml.scores: expected {tokens} entries, one a token, got {scores}");
+        return Err(Error::format(gguf.path(), message));
     }
-
-    fn token(&self, id: u32) -> Option<&'a str> {
-        self.tokens.get(id as usize).map(String::as_str)
-    }
-
-    /// Token to id, as `tokenizer.json` has it.
-    fn by_token(&self) -> Map<String, Value> {
-        self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect()
-    }
-
-    /// The tokens that are cut out of the text before anything else.
-    fn added(&self) -> Vec<Value> {
-        let typed = self.tokens.iter().zip(self.types).enumerate();
-        let added = typed.filter(|(_, (_, kind))| [UNKNOWN, CONTROL, USER_DEFINED].contains(kind));
-        added
-            .map(|(id, (token, &kind))| {
-                json!({
-                    "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": kind != USER_DEFINED
-                })
-            })
-            .collect()
-    }
+    let prefix = gguf.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    Ok(Rules {
+        algorithm: Algorithm::Bpe,
+        vocabulary,
+        scores,
+        byte_fallback: true,
+        prefix: if prefix { Prefix::Always } else { Prefix::Never },
+        drops_spaces: false,
+        charsmap: None,
+    })
 }
 
-/// The parts of `tokenizer.json` that differ between kinds of tokenizers.
-struct Parts {
-    normalizer: Value,
-    pre_tokenizer: Value,
-    decoder: Value,
-    /// All of the model but its vocabulary.
-    model: Map<String, Value>,
-}
-
-fn build(
-    parts: Parts,
-    vocabulary: &Vocabulary<'_>,
-    bos: Option<(u32, &str)>,
-) -> tokenizers::Result<tokenizers::Tokenizer> {
-    let mut model = parts.model;
-    model.insert("vocab".into(), Value::Object(vocabulary.by_token()));
-    let post_processor = bos.map(|(id, token)| {
-        json!({
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}}
-        })
-    });
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": vocabulary.added(),
-        "normalizer": parts.normalizer, "pre_tokenizer": parts.pre_tokenizer,
-        "post_processor": post_processor, "decoder": parts.decoder, "model": model
-    });
-    tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&tokenizer)?)
-}
-
-fn specials(gguf: &Gguf, vocabulary: &Vocabulary<'_>) -> Result<Specials> {
+fn specials(gguf: &Gguf, vocabulary: Vocabulary<'_>) -> Result<Specials> {
     let mut names = Map::new();
     let mut role = |key: &str, role: &str| -> Result<Option<u32>> {
         let key = format!("tokenizer.ggml.{key}_token_id");

@@ -11,7 +11,7 @@ use super::Tokenizer;
 
 pub(super) fn write(tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io(dir))?;
-    let json = tokenizer.inner.to_string(true).map_err(super::tokenizer_error)?;
+    let json = super::call(|| tokenizer.inner.to_string(true))?;
     replace(&dir.join("tokenizer.json"), &json)?;
     let path = dir.join("tokenizer_config.json");
     let config = serde_json::to_string_pretty(&config(tokenizer))

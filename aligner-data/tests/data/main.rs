@@ -8,4 +8,5 @@ mod gguf_metadata;
 mod loading;
 mod parquet_files;
 mod scene;
+mod sentencepiece;
 mod tokenizing;

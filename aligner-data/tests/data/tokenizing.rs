@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use aligner_data::{Message, Target, Tokenizer};
+use aligner_data::{Dataset, DatasetConfig, Message, Target, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::scene::{MARKED, bare_tokenizer, golden, learnt, tokenizer};
@@ -112,7 +112,9 @@ fn a_directory_without_a_tokenizer_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), "{}").unwrap();
     let message = Tokenizer::from_checkpoint_path(dir.path()).unwrap_err().to_string();
-    assert!(message.contains("tokenizer.json") && message.contains("no tokenizer"), "{message}");
+    for part in ["no tokenizer", "`tokenizer.json`", "`tokenizer.model`"] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]
@@ -130,4 +132,89 @@ fn broken_tokenizer_files_are_named() {
     let dir = copied(|dir| fs::write(dir.join("chat_template.jinja"), "{% for %}").unwrap());
     let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
     assert!(message.contains("chat template") && message.contains(":1)"), "{message}");
+}
+
+#[test]
+fn a_pad_token_that_is_the_end_token_is_learnt_and_ends_answers() {
+    let dir = copied(|dir| {
+        let config = json!({"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>",
+            "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"});
+        write(dir, "tokenizer_config.json", &config);
+    });
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!((tokenizer.eos(), tokenizer.pad()), (Some(5), Some(5)));
+    assert_eq!(tokenizer.stops(), [5], "generation stops at it");
+    let messages = [Message::new("user", "Hi"), Message::new("assistant", "Ho")];
+    let encoded = tokenizer.template().unwrap().encode(&tokenizer, &messages, Target::Assistant).unwrap();
+    assert_eq!((encoded.tokens.last(), encoded.mask.last()), (Some(&5), Some(&true)));
+    let path = dir.path().join("rows.jsonl");
+    fs::write(&path, "{\"prompt\": \"Hi\", \"completion\": \" Ho\"}\n").unwrap();
+    let rows = Dataset::open(&DatasetConfig::new(&path), &tokenizer).unwrap();
+    let sample = &rows.group(0).unwrap().unwrap().samples[0];
+    assert_eq!((sample.tokens.last(), sample.mask.last()), (Some(&5), Some(&true)));
+}
+
+#[test]
+fn settings_say_whether_documents_begin_with_the_begin_token() {
+    let adds = |flag: Value| {
+        let dir = copied(|dir| {
+            write(dir, "tokenizer_config.json", &json!({"bos_token": "<s>", "add_bos_token": flag}));
+        });
+        Tokenizer::from_dir(dir.path()).unwrap().adds_bos()
+    };
+    assert!(adds(json!(true)));
+    assert!(!adds(json!(false)) && !adds(Value::Null));
+}
+
+#[test]
+fn tokens_that_the_files_beside_add_are_there_with_their_ids() {
+    let next = bare_tokenizer().vocab_size() as u64;
+    let dir = copied(|dir| {
+        let decoder =
+            json!({next.to_string(): {"content": "<fetch>", "special": false, "normalized": false}});
+        write(dir, "tokenizer_config.json", &json!({"added_tokens_decoder": decoder}));
+        write(dir, "added_tokens.json", &json!({"<deep>": next + 1}));
+        write(dir, "special_tokens_map.json", &json!({"additional_special_tokens": [{"content": "<deep>"}]}));
+    });
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let ids = tokenizer.encode("<deep><fetch>").unwrap();
+    assert_eq!(ids, [next as u32 + 1, next as u32]);
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "<fetch>");
+    assert_eq!(tokenizer.vocab_size() as u64, next + 2);
+    for (tokens, expected) in [
+        (json!({"<deep>": next + 7}), "must go on from"),
+        (json!({"<s>": 2}), "\"<s>\" has the id 2"),
+        (json!({"<deep>": -1}), "expected a token id, got -1"),
+    ] {
+        let dir = copied(|dir| write(dir, "added_tokens.json", &tokens));
+        let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("added_tokens.json") && message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn a_directory_in_place_of_a_file_is_named() {
+    for name in ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "chat_template.jinja"] {
+        let dir = copied(|dir| {
+            let _ = fs::remove_file(dir.join(name));
+            fs::create_dir(dir.join(name)).unwrap();
+        });
+        let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("expected a file"), "{message}");
+    }
+}
+
+#[test]
+fn ids_beyond_any_model_s_vocabulary_and_none_at_all_are_an_error_or_nothing() {
+    let with = |vocab: &Value| {
+        let dir = tempfile::tempdir().unwrap();
+        let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": "a"});
+        write(dir.path(), "tokenizer.json", &json!({"model": model}));
+        Tokenizer::from_dir(dir.path())
+    };
+    let message = with(&json!({"a": 4_294_967_295_u32})).unwrap_err().to_string();
+    assert!(message.contains("ids go up to 4294967295"), "{message}");
+    let empty = with(&json!({})).unwrap();
+    assert_eq!((empty.vocab_size(), empty.eos(), empty.adds_bos()), (0, None, false));
+    assert!(empty.encode("a").is_err() && empty.decode(&[0, 7]).unwrap().is_empty());
 }

@@ -5,7 +5,11 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::model::{LoraConfig, Targets};
+use crate::weights::read_whole;
 use crate::{Error, Result};
+
+/// Largest `adapter_config.json` that is read.
+const MAX_BYTES: u64 = 1 << 26;
 
 /// The settings of an adapter's file.
 #[derive(Debug, Clone)]
@@ -51,7 +55,7 @@ const READ_OR_IDLE: [&str; 26] = [
 
 impl PeftConfig {
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(Error::io(path))?;
+        let text = read_whole(path, MAX_BYTES)?;
         let value: Value = serde_json::from_slice(&text)
             .map_err(|error| Error::format(path, format!("not valid JSON: {error}")))?;
         let Some(object) = value.as_object() else {
@@ -113,7 +117,8 @@ impl<'a> Fields<'a> {
         let size = |value: &Value| {
             value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|&size| size > 0)
         };
-        let finite = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+        // What it scales is in single precision.
+        let finite = |value: &Value| value.as_f64().filter(|number| (*number as f32).is_finite());
         let r = self.value("r", "a whole number, 1 or more", base.r, size);
         let alpha = self.value("lora_alpha", "a number", base.alpha, finite);
         let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));

@@ -4,13 +4,15 @@ use aligner_core::weights::Gguf;
 use aligner_core::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{Parts, required};
+use super::required;
+use crate::tokenizer::parts::Parts;
+use crate::tokenizer::vocabulary::{CONTROL, UNKNOWN, USER_DEFINED, Vocabulary};
 
 /// Contractions, words with at most one other character before them, numbers of up to `{n}` digits,
 /// signs, line ends, spaces: the pattern of Llama 3, and of Qwen 2 with single digits.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{n}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-pub(super) fn parts(gguf: &Gguf) -> Result<Parts> {
+pub(super) fn parts(gguf: &Gguf, vocabulary: Vocabulary<'_>) -> Result<Parts> {
     let merges = required(gguf, "tokenizer.ggml.merges", gguf.texts("tokenizer.ggml.merges")?)?;
     let name = gguf.text("tokenizer.ggml.pre")?.unwrap_or("gpt-2");
     let rule = Rule::named(name).ok_or_else(|| {
@@ -21,10 +23,18 @@ pub(super) fn parts(gguf: &Gguf) -> Result<Parts> {
     model.insert("type".into(), "BPE".into());
     model.insert("ignore_merges".into(), ignores_merges(name).into());
     model.insert("merges".into(), merges.iter().map(|merge| Value::from(merge.as_str())).collect());
+    model.insert("vocab".into(), vocabulary.by_token().into());
     let normalizer = normalizer(name);
     let decoder =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-    Ok(Parts { normalizer, pre_tokenizer: rule.pre_tokenizer(), decoder, model })
+    Ok(Parts {
+        normalizer,
+        charsmap: None,
+        pre_tokenizer: rule.pre_tokenizer(),
+        decoder,
+        model,
+        added: vocabulary.added(&[UNKNOWN, CONTROL, USER_DEFINED]),
+    })
 }
 
 /// Whether words that are tokens are not made by merging.

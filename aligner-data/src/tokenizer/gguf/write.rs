@@ -6,8 +6,9 @@ use aligner_core::weights::{Gguf, GgufValue};
 use aligner_core::{Error, Result};
 use serde_json::Value;
 
-use super::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, byte_level, of_metadata};
+use super::{byte_level, of_metadata};
 use crate::Tokenizer;
+use crate::tokenizer::vocabulary::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 type Metadata = Vec<(String, GgufValue)>;
 
