@@ -5,11 +5,13 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
+use super::exec::with_weight;
 use super::lora::{A, B, MAGNITUDE};
 use super::parameters::SCORE;
 use super::{Adapter, CausalLm, LoraConfig};
 use crate::ops::AdaptedRows;
-use crate::ops::host::{HostTensor, with_slice};
+use crate::ops::host::HostTensor;
+use crate::ops::rows::{F32, Weight};
 use crate::rng::{Rng, key_of};
 use crate::weights::AdapterCheckpoint;
 use crate::{Error, Param, ParamSet, Policy as _, Result, is_finite};
@@ -100,7 +102,7 @@ impl CausalLm {
     pub fn without_adapter(&self) -> Result<Self> {
         let mut params = ParamSet::default();
         for param in self.base() {
-            params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
+            params.share(param)?;
         }
         self.rebuilt(None, params)
     }
@@ -109,20 +111,26 @@ impl CausalLm {
     /// model.
     ///
     /// # Errors
-    /// A model without an adapter.
+    /// A model without an adapter, or one whose base is packed.
     pub fn merged(&self) -> Result<Self> {
         let Some(adapter) = self.config().adapter.clone() else {
             return Err(Error::Invalid("the model has no adapter to merge".into()));
         };
+        if let Some(Param { name, .. }) = self.params().first_packed() {
+            let message = format!("not merged: {name} is held in few bits; merge into the base that is not packed");
+            return Err(Error::Invalid(message));
+        }
         let mut params = ParamSet::default();
         for param in self.base() {
             let linear = param.name.strip_suffix(".weight");
             let module = adapter.modules.iter().find(|module| Some(module.name.as_str()) == linear);
-            let value = match module {
-                Some(module) => tensor(self.merged_rows(module)?, self.device()),
-                None => param.value.clone(),
+            match module {
+                Some(module) => {
+                    let rows = self.merged_rows(module)?;
+                    params.insert_data(param.name.as_str(), &param.shape, rows, self.device())?
+                }
+                None => params.share(param)?,
             };
-            params.insert(param.name.as_str(), &param.shape, value)?;
         }
         self.rebuilt(None, params)
     }
@@ -135,7 +143,9 @@ impl CausalLm {
     fn merged_rows(&self, module: &super::AdapterModule) -> Result<Vec<f32>> {
         let values = |end: &str| self.host(&format!("{}{end}", module.name));
         let (weight, a, b) = (values(".weight")?, values(A)?, values(B)?);
-        let (weight, a, b) = (weight.as_slice(), a.as_slice(), b.as_slice());
+        let [outputs, inputs] = module.shape;
+        let weight = Weight::F32(F32::new(weight.as_slice(), outputs, inputs));
+        let (a, b) = (a.as_slice(), b.as_slice());
         let rows = AdaptedRows { weight, a, b, scale: module.scale, shape: module.shape };
         if self.params().id(&format!("{}{MAGNITUDE}", module.name)).is_none() {
             return Ok(rows.merged(None));
@@ -158,7 +168,7 @@ impl CausalLm {
             let Some(param) = self.params().by_name(&format!("{}.weight", module.name)) else {
                 return Vec::new();
             };
-            with_slice(&param.value, |weight| {
+            with_weight(param, module.shape, |weight| {
                 AdaptedRows { weight, a: &[], b: &[], scale: 0.0, shape: module.shape }.lengths()
             })
         };

@@ -13,6 +13,8 @@ use super::lora::rows;
 use super::parameters::{self, HEAD, ParamSpec, SCORE};
 use super::{Adapter, ModelConfig, Stage, layerwise};
 use crate::algorithm::LANGUAGE_HEAD;
+use crate::ops::kernel::on_host;
+use crate::ops::rows::{PackedKind, PackedWeight};
 use crate::ops::{Dropout, LogitCap, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
@@ -84,6 +86,20 @@ impl CausalLm {
     /// # Errors
     /// Tensors that are absent, of another shape, or that the model has no place for.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
+        Self::load_packed(checkpoint, device, None)
+    }
+
+    /// The same with the layers' linears packed, which are not trained then: the base of an adapter in few bits
+    /// (Dettmers et al. 2023, arXiv:2305.14314). Embeddings, norms, routers, biases and heads are as they are in the
+    /// file. A matrix is packed as it is read, so the whole model's values are never there at once.
+    ///
+    /// # Errors
+    /// As [`CausalLm::load`]; a device other than the CPU, where something is to be packed.
+    pub fn load_packed(checkpoint: &Checkpoint, device: &Device, kind: Option<PackedKind>) -> Result<Self> {
+        let is_host = on_host(&Tensor::<1>::zeros([1], device));
+        if let Some(kind) = kind.filter(|_| !is_host) {
+            return Err(Error::Invalid(format!("weights in {kind:?} are for the CPU: no other device has products of them")));
+        }
         let config = checkpoint.config().clone();
         let expected = Self::parameters(&config);
         let known: HashSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
@@ -104,11 +120,24 @@ impl CausalLm {
             return Err(Error::format(checkpoint.path(), message));
         }
         let mut params = ParamSet::default();
+        let lost = |name: &str| {
+            Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")))
+        };
         for spec in &expected {
-            params.insert_data(spec.name.as_str(), &spec.shape, checkpoint.read_parameter(spec)?, device)?;
+            let values = checkpoint.read_parameter(spec)?;
+            let Some((kind, shape)) = kind.zip(spec.packable()) else {
+                params.insert_data(spec.name.as_str(), &spec.shape, values, device)?;
+                continue;
+            };
+            // Nobody can tell afterwards.
+            if !values.iter().all(|value| value.is_finite()) {
+                return lost(&spec.name);
+            }
+            let packed = Arc::new(PackedWeight::pack(&values, shape, kind));
+            params.insert_packed(spec.name.as_str(), packed, device)?;
         }
         if let Some(name) = params.first_not_finite() {
-            return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
+            return lost(name);
         }
         Self::new(config, params, device)
     }
@@ -204,7 +233,7 @@ impl CausalLm {
         config.num_labels = Some(labels);
         let mut params = ParamSet::default();
         for param in self.params.iter().filter(|param| param.name != HEAD && param.name != SCORE) {
-            params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
+            params.share(param)?;
         }
         let shape = [labels, config.hidden_size];
         params.insert_data(SCORE, &shape, normal(&shape, &[seed, u64::MAX], deviation), &self.device)?;
