@@ -35,6 +35,8 @@ pub use engine::EngineHandle;
 pub struct Settings {
     /// The name that requests give in `model`.
     pub model_name: String,
+    /// The names of the model's adapters, which requests give in its place.
+    pub adapters: Vec<String>,
     /// Most tokens of prompt and response together.
     pub context_tokens: usize,
     /// Token ids are below it.
@@ -49,6 +51,22 @@ pub struct Settings {
     pub max_tokens_limit: usize,
     /// How long a request may take, from its head to its last token.
     pub request_timeout: Duration,
+}
+
+impl Settings {
+    /// The adapter that a request's `model` names, none for the model alone; nothing for a name that is not served.
+    fn adapter(&self, name: Option<&str>) -> Option<Option<String>> {
+        match name {
+            None => Some(None),
+            Some(name) if name == self.model_name => Some(None),
+            Some(name) => self.adapters.iter().find(|own| *own == name).map(|own| Some(own.clone())),
+        }
+    }
+
+    /// All names that requests may give.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.model_name).chain(&self.adapters).map(String::as_str)
+    }
 }
 
 /// What all tasks share.

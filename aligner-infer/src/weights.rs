@@ -176,8 +176,7 @@ impl Weights {
                 let id = self.model.params().id(&name);
                 id.ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))
             };
-            // Before copies are made: the trainer's own weight.
-            let weight = self.matrix(find(".weight")?);
+            let weight = self.own_matrix(find(".weight")?);
             let [a, b] = [find(".lora_A.weight")?, find(".lora_B.weight")?].map(|id| self.vector(id));
             let rows = AdaptedRows { weight, a, b, scale: module.scale, shape: module.shape };
             let magnitudes = self.vector(find(".lora_magnitude_vector")?);
@@ -196,11 +195,16 @@ impl Weights {
         self.tensors[id.index()].as_slice()
     }
 
-    /// A linear's weight.
+    /// A linear's weight, or the copy of it.
     pub(crate) fn matrix(&self, id: ParamId) -> Weight<'_> {
-        if let Some(Some(packed)) = self.packed.get(id.index()) {
-            return packed.view();
+        match self.packed.get(id.index()) {
+            Some(Some(packed)) => packed.view(),
+            _ => self.own_matrix(id),
         }
+    }
+
+    /// A linear's weight as the trainer has it.
+    pub(crate) fn own_matrix(&self, id: ParamId) -> Weight<'_> {
         let param = self.model.params().get(id);
         if let Some(packed) = &param.packed {
             return packed.view();

@@ -79,6 +79,11 @@ impl Pieces {
         let mut all = ParamSet::default();
         for (name, shape) in &self.whole {
             let own = own.by_name(name);
+            // Whole on every rank.
+            if let Some(param) = own.filter(|param| param.packed.is_some()) {
+                all.share(param)?;
+                continue;
+            }
             let values = self.join(name, shape, own.map(|param| &param.value))?;
             all.insert_data(name.as_str(), shape, values, &Device::flex())?;
             if let Some(added) = all.iter_mut().last() {

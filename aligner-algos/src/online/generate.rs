@@ -75,6 +75,7 @@ pub(super) fn generate(
                 sample: index as u64,
                 born: one.born,
                 priority: 0,
+                adapter: None,
                 begun: response.sample.take(),
             };
             round.places.insert(engine.submit(request)?, (at, index));

@@ -18,7 +18,8 @@ use crate::{Error, Param, ParamSet, Policy as _, Result, is_finite};
 
 impl CausalLm {
     /// The model with a fresh adapter: A uniform in ±1/√in (Kaiming's with a = √5), B zero, as in PEFT, so
-    /// that it changes nothing yet. The base is frozen, but for a score head.
+    /// that it changes nothing yet. The base is frozen, but for a score head and the modules that
+    /// `modules_to_save` names.
     ///
     /// # Errors
     /// [`Error::Setting`] as [`Adapter::new`]; a model that has an adapter.
@@ -26,7 +27,7 @@ impl CausalLm {
         let adapter = Adapter::new(config, self.config())?;
         let lengths = if adapter.config.dora { self.row_lengths(&adapter) } else { Vec::new() };
         let mut lengths = lengths.into_iter();
-        self.adapted(adapter, |name, shape| {
+        self.adapted(adapter, |_| Ok(None), |name, shape| {
             Ok(match shape {
                 [_] => lengths.next().unwrap_or_default(),
                 _ if name.ends_with(B) => vec![0.0; shape.iter().product()],
@@ -35,25 +36,17 @@ impl CausalLm {
         })
     }
 
-    /// The model with an adapter of a file, and with the score head of the file where it has one.
+    /// The model with an adapter of a file, and with what the file has of the base's own modules.
     ///
     /// # Errors
     /// An adapter of another model, with the linear at fault; a file that cannot be read.
-    pub fn with_adapter_from(mut self, file: &AdapterCheckpoint) -> Result<Self> {
-        let adapter = file.adapter(self.config())?;
-        if let Some(shape) = file.score() {
-            let Some(head) = self.params_mut().iter_mut().find(|param| param.name == SCORE) else {
-                let message = "the adapter comes with a score head, but the model has none";
-                return Err(Error::format(file.path(), message));
-            };
-            if head.shape != shape {
-                let what = format!("{}: {SCORE}", file.path().display());
-                return Err(Error::shape(what, format!("{:?}", head.shape), &shape));
-            }
-            let values = file.read(SCORE)?;
-            head.value = tensor(values, &head.value.device());
+    pub fn with_adapter_from(self, file: &AdapterCheckpoint) -> Result<Self> {
+        if file.score().is_some() && self.params().id(SCORE).is_none() {
+            let message = "the adapter comes with a score head, but the model has none";
+            return Err(Error::format(file.path(), message));
         }
-        let adapted = self.adapted(adapter, |name, _| file.read(name))?;
+        let adapter = file.adapter(self.config())?;
+        let adapted = self.adapted(adapter, |name| file.saved(name), |name, _| file.read(name))?;
         let mut read = adapted.params().iter().filter(|param| param.trainable);
         if let Some(Param { name, .. }) = read.find(|param| !is_finite(&param.value)) {
             return Err(Error::format(file.path(), format!("tensor {name} holds NaN or infinity")));
@@ -62,22 +55,39 @@ impl CausalLm {
         Ok(adapted)
     }
 
-    /// Appends the adapter's parameters and freezes the base.
+    /// Appends the adapter's parameters and freezes the base, but for what is trained in full; `saved` has its values
+    /// where they are not the base's.
     fn adapted(
         self,
         adapter: Adapter,
+        saved: impl Fn(&str) -> Result<Option<Vec<f32>>>,
         mut values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>>,
     ) -> Result<Self> {
         if self.config().adapter.is_some() {
             return Err(Error::Invalid("the model has an adapter already; merge it first".into()));
         }
-        let mut params = self.params().clone();
-        params.iter_mut().for_each(|param| param.trainable = param.name == SCORE);
+        let (mut params, mut originals) = (self.params().clone(), Vec::new());
+        for param in params.iter_mut() {
+            param.trainable = adapter.saves(&param.name);
+            if !param.trainable {
+                continue;
+            }
+            if param.packed.is_some() {
+                let message = format!("{} is held in few bits and cannot be trained in full", param.name);
+                return Err(Error::setting("modules_to_save", message));
+            }
+            if param.name != SCORE {
+                originals.push(param.clone());
+            }
+            if let Some(values) = saved(&param.name)? {
+                param.value = tensor(values, &param.value.device());
+            }
+        }
         for (name, shape) in adapter.parameters() {
             let values = values(&name, &shape)?;
             params.insert_data(name, &shape, values, self.device())?;
         }
-        self.rebuilt(Some(Arc::new(adapter)), params)
+        self.rebuilt(Some(Arc::new(adapter)), params, originals.into())
     }
 
     /// The same with another dropout in training.
@@ -92,19 +102,22 @@ impl CausalLm {
         if let Some(error) = config.errors().into_iter().next() {
             return Err(error);
         }
-        self.rebuilt(Some(Arc::new(Adapter { config, ..adapter })), self.params().clone())
+        let adapter = Arc::new(Adapter { config, ..adapter });
+        self.rebuilt(Some(adapter), self.params().clone(), self.originals().clone())
     }
 
-    /// The base alone, on the same parameter handles: it takes no memory of its own.
+    /// The base alone, on the same parameter handles: it takes no memory of its own. It is the base as it was: modules
+    /// that are trained in full have their first values, but for a score head.
     ///
     /// # Errors
     /// None in practice: the base's parameters are there.
     pub fn without_adapter(&self) -> Result<Self> {
         let mut params = ParamSet::default();
         for param in self.base() {
-            params.share(param)?;
+            let original = self.originals().iter().find(|original| original.name == param.name);
+            params.share(original.unwrap_or(param))?;
         }
-        self.rebuilt(None, params)
+        self.rebuilt(None, params, Arc::default())
     }
 
     /// The base with the adapter added to its weights: the same function of a text, to rounding, as a plain
@@ -132,7 +145,7 @@ impl CausalLm {
                 None => params.share(param)?,
             };
         }
-        self.rebuilt(None, params)
+        self.rebuilt(None, params, Arc::default())
     }
 
     /// Parameters that are not the adapter's.

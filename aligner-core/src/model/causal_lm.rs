@@ -20,7 +20,7 @@ use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
 use crate::weights::Checkpoint;
 use crate::{
-    Batch, Error, Forward, Gradients, LossFn, Needs, ParamId, ParamSet, Policy, Result,
+    Batch, Error, Forward, Gradients, LossFn, Needs, Param, ParamId, ParamSet, Policy, Result,
     policy::accumulate_in_turn,
 };
 
@@ -41,6 +41,8 @@ pub struct CausalLm {
     /// What divides the logits; none where nothing does, so that nothing is rounded.
     temperature: Option<f32>,
     dropout: DropoutKey,
+    /// What the base has in place of the parameters that are trained in full beside an adapter.
+    originals: Arc<[Param]>,
 }
 
 /// What decides which elements an adapter's dropout drops.
@@ -197,13 +199,25 @@ impl CausalLm {
             gradient_checkpointing: false,
             temperature: None,
             dropout: DropoutKey::default(),
+            originals: Arc::default(),
         })
     }
 
-    /// The same model with another adapter, or none, around these parameters.
-    pub(super) fn rebuilt(&self, adapter: Option<Arc<Adapter>>, params: ParamSet) -> Result<Self> {
+    /// The same model with another adapter, or none, around these parameters; `originals` are what the base has in place
+    /// of some.
+    pub(super) fn rebuilt(
+        &self,
+        adapter: Option<Arc<Adapter>>,
+        params: ParamSet,
+        originals: Arc<[Param]>,
+    ) -> Result<Self> {
         let config = ModelConfig { adapter, ..(*self.config).clone() };
-        self.reshaped(config, params, self.stage.clone())
+        Ok(Self { originals, ..self.reshaped(config, params, self.stage.clone())? })
+    }
+
+    /// What the base has in place of the parameters that are trained in full beside an adapter.
+    pub(super) fn originals(&self) -> &Arc<[Param]> {
+        &self.originals
     }
 
     /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
@@ -374,7 +388,8 @@ impl CausalLm {
     pub fn reshaped(&self, config: ModelConfig, params: ParamSet, stage: Stage) -> Result<Self> {
         let part = Self::part(config, params, &self.device, stage)?;
         let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
-        Ok(Self { gradient_checkpointing, temperature, dropout, shard: self.shard.clone(), ..part })
+        let (shard, originals) = (self.shard.clone(), self.originals.clone());
+        Ok(Self { gradient_checkpointing, temperature, dropout, shard, originals, ..part })
     }
 
     /// The same model on other parameters of the same names.
