@@ -326,13 +326,6 @@ fn a_base_in_few_bits_learns_resumes_and_merges_into_its_own_weights() {
     scene.sft();
     // The golden model's rows are 48 wide: whole blocks of nf4, and no whole groups of int8.
     with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
-    let plan = scene.aligner(&["plan", "run.toml"]);
-    let of = |text: &str, kind: &str| -> String {
-        let line = text.lines().find(|line| line.starts_with("memory")).unwrap();
-        line.split(", ").find_map(|part| part.split_once(kind)).unwrap().1.trim().to_string()
-    };
-    let whole = scene.aligner(&["plan", "run.toml", "--set", "model.lora.base=\"f32\""]);
-    assert_ne!(of(plan.succeeds(), "weights "), of(whole.succeeds(), "weights "));
     let call = scene.aligner(&train(&["--set", "run.save_every=6", "--set", "run.keep_last=9"]));
     call.succeeds();
     assert!(call.stderr.contains("base: 14 frozen weights of "), "{}", call.stderr);

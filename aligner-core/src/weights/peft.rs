@@ -12,6 +12,7 @@ use super::safetensors_file::SafetensorsFile;
 use super::save::{NamedTensor, SaveDtype, check_values, write_json, write_tensors};
 use crate::model::{Adapter, AdapterModule, CausalLm, LoraConfig, ModelConfig, ParamSpec, Role, Targets};
 use crate::model::{LORA_A, LORA_B, LORA_MAGNITUDE};
+use crate::shard::Split;
 use crate::{Error, ParamSet, Result};
 use config::PeftConfig;
 
@@ -168,7 +169,8 @@ impl AdapterCheckpoint {
     /// Refuses a head of its own for a model in which it is the embedding.
     fn check_tie(&self, model: &ModelConfig) -> Result<()> {
         let is_tied = model.tie_embeddings && model.num_labels.is_none() && !self.config.tied;
-        let embedding = CausalLm::parameters(model).into_iter().find(|spec| spec.role == Role::Embedding);
+        let is_table = |spec: &ParamSpec| spec.role == Role::Embedding && spec.split == Split::Outputs;
+        let embedding = CausalLm::parameters(model).into_iter().find(is_table);
         let trained = embedding.filter(|spec| self.stored.contains_key(&spec.name)).map(|spec| spec.name);
         let trained = trained.or_else(|| self.stored.contains_key(HEAD).then(|| HEAD.to_string()));
         let Some(name) = trained.filter(|_| is_tied) else { return Ok(()) };
@@ -246,9 +248,14 @@ pub fn save_adapter(
         return Err(Error::Invalid(format!("{}: not saved: the model has no adapter", dir.display())));
     };
     let own = |name: &str| module_of(name).is_some() || adapter.saves(name);
+    let tied = saved_tie(adapter, config);
     let names: Vec<(String, usize)> = (params.iter().enumerate())
         .filter(|(_, param)| own(&param.name))
-        .map(|(at, param)| (format!("{PREFIX}{}", param.name), at))
+        .flat_map(|(at, param)| {
+            // PEFT looks for what is tied under both names.
+            let head = (Some(&param.name) == tied.as_ref()).then_some(HEAD);
+            [Some(param.name.as_str()), head].into_iter().flatten().map(move |name| (format!("{PREFIX}{name}"), at))
+        })
         .collect();
     let all: Vec<_> = params.iter().collect();
     let tensors: Vec<NamedTensor<'_>> = (names.iter())
@@ -295,11 +302,18 @@ fn peft_json(adapter: &Adapter, model: &ModelConfig, base: &str) -> Value {
         "use_rslora": rslora,
     });
     // A key that older versions do not know: only where they would get another model without it.
-    let is_embedding = |spec: &ParamSpec| spec.role == Role::Embedding && adapter.saves(&spec.name);
-    if model.tie_embeddings && !scores && CausalLm::parameters(model).iter().any(is_embedding) {
+    if saved_tie(adapter, model).is_some() {
         json["ensure_weight_tying"] = true.into();
     }
     json
+}
+
+/// The embedding's parameter, where it is the head too and trained in full.
+fn saved_tie(adapter: &Adapter, model: &ModelConfig) -> Option<String> {
+    let is_tied = model.tie_embeddings && model.num_labels.is_none();
+    let is_table = |spec: &ParamSpec| spec.role == Role::Embedding && spec.split == Split::Outputs;
+    let table = CausalLm::parameters(model).into_iter().find(is_table).map(|spec| spec.name);
+    table.filter(|name| is_tied && adapter.saves(name))
 }
 
 /// A whole number where it is one: PEFT's own type for `lora_alpha`.
