@@ -106,8 +106,11 @@ impl Side {
         let model = model(experts)?;
         let config = LearnerConfig { learning_rate: 1e-6, ..LearnerConfig::default() };
         let learner = Learner::new(Box::new(model.clone()), config, 1000, Arc::new(aligner_parallel::Solo))?;
-        let config =
-            EngineConfig { cache: CacheSize::Tokens(1 << 14), prefix_cache: false, ..EngineConfig::default() };
+        let config = EngineConfig {
+            cache: CacheSize::Tokens(1 << 14),
+            prefix_cache: false,
+            ..EngineConfig::default()
+        };
         let engine = PagedEngine::new(model.clone(), config)?;
         let (gradients, step, decode) = Default::default();
         Ok(Self { model, learner, engine, asked: 0, gradients, step, decode })
@@ -175,14 +178,20 @@ fn main() -> Result<()> {
     let [dense, mixture] = &sides;
     let counts = [dense, mixture].map(|side| side.model.config().num_active_params() as f64 / 1e6);
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{:.1} M parameters for a token, dense; {:.1} M, mixture", counts[0], counts[1]).map_err(Error::io("standard output"))?;
+    writeln!(out, "{:.1} M parameters for a token, dense; {:.1} M, mixture", counts[0], counts[1])
+        .map_err(Error::io("standard output"))?;
     let mut lines = serde_json::Map::new();
     for ((name, dense), (_, mixture)) in dense.times().zip(mixture.times()) {
-        let [wall, cpu] = [[&dense.wall, &mixture.wall], [&dense.cpu, &mixture.cpu]].map(|both| both.map(|v| 1e6 * median(v)));
+        let [wall, cpu] = [[&dense.wall, &mixture.wall], [&dense.cpu, &mixture.cpu]]
+            .map(|both| both.map(|v| 1e6 * median(v)));
         let ratio = wall[1] / wall[0];
         let text = format!(
             "{name:<26} dense {:8.1} us ({:8.1} CPU), mixture {:8.1} us ({:8.1} CPU), {ratio:.2} times, {:.2} of CPU",
-            wall[0], cpu[0], wall[1], cpu[1], cpu[1] / cpu[0]
+            wall[0],
+            cpu[0],
+            wall[1],
+            cpu[1],
+            cpu[1] / cpu[0]
         );
         writeln!(out, "{text}").map_err(Error::io("standard output"))?;
         lines.insert(name, json!({ "wall_us": wall, "cpu_us": cpu, "ratio": ratio }));

@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aligner_core::Detokenize;
 use aligner_data::Tokenizer;
 use axum::Router;
+use failure::Failure;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
@@ -54,13 +55,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The adapter that a request's `model` names, none for the model alone; nothing for a name that is not served.
-    fn adapter(&self, name: Option<&str>) -> Option<Option<String>> {
-        match name {
-            None => Some(None),
-            Some(name) if name == self.model_name => Some(None),
-            Some(name) => self.adapters.iter().find(|own| *own == name).map(|own| Some(own.clone())),
-        }
+    /// The adapter that a request's `model` names, none for the model alone.
+    fn adapter(&self, name: Option<&str>) -> Result<Option<String>, Failure> {
+        let Some(name) = name.filter(|name| *name != self.model_name) else { return Ok(None) };
+        let own = self.adapters.iter().find(|own| *own == name);
+        own.cloned().map(Some).ok_or_else(|| Failure::no_model(name, self))
     }
 
     /// All names that requests may give.

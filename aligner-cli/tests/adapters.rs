@@ -364,7 +364,10 @@ fn preference_and_reward_runs_on_a_base_in_few_bits_measure_against_the_same_bit
     // The first loss is checked to be ln 2: policy and reference read the same bits.
     assert!(call.stderr.contains("preflight in"), "{}", call.stderr);
     let loss = held_out(&scene, "run", "eval/loss");
-    assert!((loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]), "{loss:?}");
+    assert!(
+        (loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]),
+        "{loss:?}"
+    );
     scene.run_file("pairs.jsonl", "reward_model", "");
     with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
     scene.aligner(&train(&["--set", "run.dir=scores"])).succeeds();
@@ -382,7 +385,10 @@ fn modules_in_full_learn_beside_the_adapter_and_their_reference_is_the_base() {
     call.succeeds();
     assert!(call.stderr.contains("in full: embed_tokens, lm_head"), "{}", call.stderr);
     let loss = held_out(&scene, "run", "eval/loss");
-    assert!((loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]), "{loss:?}");
+    assert!(
+        (loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]),
+        "{loss:?}"
+    );
     let tensors = read_tensors(&scene.path("run/model/adapter_model.safetensors")).unwrap();
     for name in ["lm_head.weight", "model.embed_tokens.weight"] {
         let base = &read_tensors(&scene.path("model/model.safetensors")).unwrap()[name];
@@ -423,7 +429,10 @@ fn adapters_by_name_answer_the_lines_that_name_them() {
     let answers: Vec<Value> =
         scene.read("out.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let alone = |arguments: &[&str]| {
-        scene.aligner(&[&["generate", "model"], arguments, &["Say it.", "-n", "16"]].concat()).succeeds().to_string()
+        scene
+            .aligner(&[&["generate", "model"], arguments, &["Say it.", "-n", "16"]].concat())
+            .succeeds()
+            .to_string()
     };
     let (a, b) = (alone(&["--adapter", "lora_all_r3_rslora"]), alone(&["--adapter", "dora_qv_r4"]));
     for (at, own) in [(0, &a), (2, &b), (4, &alone(&[]))] {
@@ -432,7 +441,9 @@ fn adapters_by_name_answer_the_lines_that_name_them() {
     assert_eq!((answers[0]["adapter"].as_str(), answers[4]["adapter"].as_str()), (Some("a"), Some("base")));
     assert_eq!(alone(&named), a, "prompts without a name have the first");
     scene.write("asked.jsonl", "{\"prompt\": \"x\", \"adapter\": \"c\"}\n");
-    scene.aligner(&[&["generate", "model"], &named[..], &out].concat()).fails(2, &["adapter `c`", "--adapter"]);
+    scene
+        .aligner(&[&["generate", "model"], &named[..], &out].concat())
+        .fails(2, &["adapter `c`", "--adapter"]);
     scene.aligner(&["generate", "model", "--adapter", "a=x", "--adapter", "y"]).fails(2, &["not both"]);
     scene.aligner(&["chat", "model", "--adapter", "a=dora_qv_r4"]).fails(2, &["without a name"]);
 }

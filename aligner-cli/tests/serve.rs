@@ -115,12 +115,16 @@ fn adapters_are_models_of_their_own_names() {
     setup.settings.adapters = vec!["polite".into(), "terse".into()];
     let server = Server::with(setup);
     let listed = server.get("/v1/models").ok();
-    let ids: Vec<&str> = listed["data"].as_array().unwrap().iter().map(|own| own["id"].as_str().unwrap()).collect();
+    let ids: Vec<&str> =
+        listed["data"].as_array().unwrap().iter().map(|own| own["id"].as_str().unwrap()).collect();
     assert_eq!(ids, [MODEL, "polite", "terse"]);
     assert_eq!((&listed["data"][0]["parent"], &listed["data"][1]["parent"]), (&Value::Null, &json!(MODEL)));
     assert_eq!(server.get("/v1/models/terse").ok()["id"], "terse");
     let answer = server.chat(&with(&json!({ "model": "terse" }))).ok();
-    assert_eq!((answer["model"].as_str(), answer["choices"][0]["message"]["content"].as_str()), (Some("terse"), Some(SCRIPT)));
+    assert_eq!(
+        (answer["model"].as_str(), answer["choices"][0]["message"]["content"].as_str()),
+        (Some("terse"), Some(SCRIPT))
+    );
     server.chat(&message("hello")).ok();
     server.text(&json!({ "prompt": "hello" })).ok();
     let asked: Vec<Option<String>> =

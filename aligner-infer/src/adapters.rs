@@ -63,7 +63,8 @@ impl Adapters {
         let adapter = file.adapter(model.config())?;
         let own = adapter.saved.first().map(|(name, _)| name.clone());
         if let Some(saved) = own.or_else(|| file.score().map(|_| "a score head".into())) {
-            let message = format!("has {saved} of its own, which the adapters of one engine share: merge it first");
+            let message =
+                format!("has {saved} of its own, which the adapters of one engine share: merge it first");
             return Err(Error::format(file.path(), message));
         }
         let mut additions = HashMap::new();
@@ -76,7 +77,10 @@ impl Adapters {
             let magnitudes = adapter.config.dora.then(|| read(".lora_magnitude_vector")).transpose()?;
             if let Some(end) = [&a, &b].iter().find(|values| values.iter().any(|value| !value.is_finite())) {
                 let end = if end.len() == a.len() { "lora_A or lora_B" } else { "lora_B" };
-                return Err(Error::format(file.path(), format!("{end} of {} holds NaN or infinity", module.name)));
+                return Err(Error::format(
+                    file.path(),
+                    format!("{end} of {} holds NaN or infinity", module.name),
+                ));
             }
             let gains = magnitudes.map(|magnitudes| {
                 let (scale, shape) = (module.scale, module.shape);

@@ -301,7 +301,10 @@ mod tests {
         }
         assert_eq!(pages.find(Prefix::ROOT, &[100, 1, 5], 2).pages.len(), 1, "in use again: not idle");
         assert!(pages.take().is_some());
-        assert_eq!((pages.known(Prefix::ROOT, &[200, 1], 2), pages.known(Prefix::ROOT, &[100, 1], 2)), (0, 2));
+        assert_eq!(
+            (pages.known(Prefix::ROOT, &[200, 1], 2), pages.known(Prefix::ROOT, &[100, 1], 2)),
+            (0, 2)
+        );
         assert!(pages.take().is_none());
     }
 

@@ -24,7 +24,8 @@ fn adapted(base: &CausalLm, name: &str) -> CausalLm {
     for (at, param) in model.params_mut().iter_mut().enumerate() {
         if param.name.ends_with("lora_B.weight") {
             let rng = Rng::new(&[at as u64, name.len() as u64]);
-            let values: Vec<f32> = (0..param.elements() as u64).map(|i| (rng.normal(i) * 0.3) as f32).collect();
+            let values: Vec<f32> =
+                (0..param.elements() as u64).map(|i| (rng.normal(i) * 0.3) as f32).collect();
             param.value = Tensor::from_floats(values.as_slice(), &Device::flex());
         }
     }
@@ -51,7 +52,7 @@ fn requests() -> Vec<Request> {
     let request = |at: usize| {
         let tokens: Vec<u32> = (0..40 + at as u32 % 5).map(|token| 3 + token * 7 % 50).collect();
         let prompt = Prompt { id: format!("p{at}"), tokens, metadata: serde_json::Value::Null };
-        let adapter = (at % 4 > 0).then(|| NAMES[at % 4 - 1].to_string());
+        let adapter = (at % 4).checked_sub(1).map(|name| NAMES[name].to_string());
         Request { adapter, ..Request::new(prompt, sampling.clone()) }
     };
     (0..12).map(request).collect()

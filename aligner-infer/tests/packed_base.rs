@@ -46,17 +46,18 @@ fn drawn_log_probabilities_are_the_trainers_on_the_same_bits() {
         let drawn = sample.logps[sample.prompt_len()..].to_vec();
         let logps = |model: &CausalLm| {
             let group = Group::single("drawn", sample.clone());
-            to_vec(model.forward(&Batch::collate([&group]).unwrap(), Needs::NOTHING).unwrap().logps().unwrap())
+            to_vec(
+                model.forward(&Batch::collate([&group]).unwrap(), Needs::NOTHING).unwrap().logps().unwrap(),
+            )
         };
         let far = |other: &[f32]| drawn.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let own = far(&logps(&model));
         assert!(own < 1e-5, "{kind:?}: {own}");
         // The base in f32 with the same adapter is measurably another model.
-        let mut other = plain.clone().with_adapter(
-            LoraConfig { r: 3, targets: Targets::AllLinear, dora, ..LoraConfig::default() },
-            1,
-        )
-        .unwrap();
+        let mut other = plain
+            .clone()
+            .with_adapter(LoraConfig { r: 3, targets: Targets::AllLinear, dora, ..LoraConfig::default() }, 1)
+            .unwrap();
         for (param, own) in other.params_mut().iter_mut().zip(model.params().iter()) {
             if param.trainable {
                 param.value = own.value.clone();

@@ -54,9 +54,7 @@ const COMPLETION_TOKENS: usize = 16;
 impl Draft {
     pub(super) fn take(form: Form, mut fields: Fields, settings: &Settings) -> Result<Self, Failure> {
         let model: Option<String> = fields.take("model")?;
-        let adapter = settings.adapter(model.as_deref());
-        let adapter =
-            adapter.ok_or_else(|| Failure::no_model(&model.unwrap_or_default(), settings))?;
+        let adapter = settings.adapter(model.as_deref())?;
         let draft = match form {
             Form::Chat => Self::chat(&mut fields, settings),
             Form::Text => Self::text(&mut fields, settings),

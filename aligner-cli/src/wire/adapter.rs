@@ -288,10 +288,11 @@ pub(crate) fn base_model(run: &Run, checkpoint: &Checkpoint, device: &Device) ->
 /// Says how a run holds the base, where that is in fewer bits.
 fn tell_base(policy: &CausalLm) {
     let packed = policy.params().iter().filter_map(|param| param.packed.as_ref());
-    let (count, values, bytes, kinds) = packed.fold((0, 0, 0, BTreeSet::new()), |(count, values, bytes, mut kinds), own| {
-        kinds.insert(format!("{:?}", own.kind()).to_lowercase());
-        (count + 1, values + own.shape().iter().product::<usize>(), bytes + own.bytes(), kinds)
-    });
+    let (count, values, bytes, kinds) =
+        packed.fold((0, 0, 0, BTreeSet::new()), |(count, values, bytes, mut kinds), own| {
+            kinds.insert(format!("{:?}", own.kind()).to_lowercase());
+            (count + 1, values + own.shape().iter().product::<usize>(), bytes + own.bytes(), kinds)
+        });
     if count > 0 {
         let kinds: Vec<String> = kinds.into_iter().collect();
         say(&format!(

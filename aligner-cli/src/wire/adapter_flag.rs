@@ -32,7 +32,9 @@ impl GivenAdapters {
                 Some((name, path)) if !Path::new(flag).exists() => {
                     ensure!(
                         !name.is_empty() && name != BASE,
-                        Usage(format!("--adapter {flag}: expected a name other than `{BASE}` before the sign"))
+                        Usage(format!(
+                            "--adapter {flag}: expected a name other than `{BASE}` before the sign"
+                        ))
                     );
                     let is_new = given.named.iter().all(|(known, _)| known != name);
                     ensure!(is_new, Usage(format!("--adapter: the name `{name}` is there twice")));
@@ -66,7 +68,8 @@ mod tests {
 
     #[test]
     fn adapters_are_one_without_or_several_with_a_name() {
-        let read = |flags: &[&str]| GivenAdapters::read(&flags.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let read =
+            |flags: &[&str]| GivenAdapters::read(&flags.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(read(&["runs/a"]).unwrap().alone, Some("runs/a".into()));
         let given = read(&["a=x", "b=y=z"]).unwrap();
         assert_eq!(given.named, [("a".to_string(), "x".into()), ("b".to_string(), "y=z".into())]);

@@ -144,8 +144,11 @@ fn critic(
     let base = lora.as_ref().map_or(EngineWeights::F32, LoraSection::base);
     let of_actor = run.config.model.lora.as_ref().map(LoraSection::base);
     let shares = path.is_none() && lora.is_some() && of_actor == Some(base);
-    let mut policy =
-        if shares { actor.without_adapter()? } else { CausalLm::load_packed(checkpoint, device, base.packed())? };
+    let mut policy = if shares {
+        actor.without_adapter()?
+    } else {
+        CausalLm::load_packed(checkpoint, device, base.packed())?
+    };
     match policy.config().num_labels {
         Some(1) => {}
         Some(outputs) => {

@@ -27,13 +27,17 @@ impl CausalLm {
         let adapter = Adapter::new(config, self.config())?;
         let lengths = if adapter.config.dora { self.row_lengths(&adapter) } else { Vec::new() };
         let mut lengths = lengths.into_iter();
-        self.adapted(adapter, |_| Ok(None), |name, shape| {
-            Ok(match shape {
-                [_] => lengths.next().unwrap_or_default(),
-                _ if name.ends_with(B) => vec![0.0; shape.iter().product()],
-                _ => uniform(shape, &[seed, key_of(name)]),
-            })
-        })
+        self.adapted(
+            adapter,
+            |_| Ok(None),
+            |name, shape| {
+                Ok(match shape {
+                    [_] => lengths.next().unwrap_or_default(),
+                    _ if name.ends_with(B) => vec![0.0; shape.iter().product()],
+                    _ => uniform(shape, &[seed, key_of(name)]),
+                })
+            },
+        )
     }
 
     /// The model with an adapter of a file, and with what the file has of the base's own modules.
@@ -130,7 +134,8 @@ impl CausalLm {
             return Err(Error::Invalid("the model has no adapter to merge".into()));
         };
         if let Some(Param { name, .. }) = self.params().first_packed() {
-            let message = format!("not merged: {name} is held in few bits; merge into the base that is not packed");
+            let message =
+                format!("not merged: {name} is held in few bits; merge into the base that is not packed");
             return Err(Error::Invalid(message));
         }
         let mut params = ParamSet::default();

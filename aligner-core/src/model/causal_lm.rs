@@ -100,7 +100,9 @@ impl CausalLm {
     pub fn load_packed(checkpoint: &Checkpoint, device: &Device, kind: Option<PackedKind>) -> Result<Self> {
         let is_host = on_host(&Tensor::<1>::zeros([1], device));
         if let Some(kind) = kind.filter(|_| !is_host) {
-            return Err(Error::Invalid(format!("weights in {kind:?} are for the CPU: no other device has products of them")));
+            return Err(Error::Invalid(format!(
+                "weights in {kind:?} are for the CPU: no other device has products of them"
+            )));
         }
         let config = checkpoint.config().clone();
         let expected = Self::parameters(&config);
@@ -389,7 +391,7 @@ impl CausalLm {
         let part = Self::part(config, params, &self.device, stage)?;
         let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
         let (shard, originals) = (self.shard.clone(), self.originals.clone());
-        Ok(Self { gradient_checkpointing, temperature, dropout, shard, originals, ..part })
+        Ok(Self { shard, gradient_checkpointing, temperature, dropout, originals, ..part })
     }
 
     /// The same model on other parameters of the same names.

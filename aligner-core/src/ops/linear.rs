@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 /// A weight as an operation takes it, of `D` axes.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "a handle that is moved once into an operation")]
 pub enum WeightOperand<const D: usize> {
     /// Its values, tracked or not.
     Values(Tensor<D>),

@@ -312,12 +312,17 @@ mod tests {
                     reference(x.clone(), weight, low(dropout()), bias, residual)
                 };
                 let (fused, expected) = (run(weight.clone()), plain(unpacked.clone()));
-                assert_eq!(to_vec(&fused), to_vec(&run(unpacked.clone().into())), "the same blocks, bit for bit");
+                assert_eq!(
+                    to_vec(&fused),
+                    to_vec(&run(unpacked.clone().into())),
+                    "the same blocks, bit for bit"
+                );
                 assert!(relative_error(&fused, &expected) < 2e-6);
                 let (of_fused, of_plain) =
                     (weighted_sum(fused, 7).backward(), weighted_sum(expected, 7).backward());
                 for operand in [&x, &a, &b].into_iter().chain(extras.then_some(&residual)) {
-                    let (got, expected) = (operand.grad(&of_fused).unwrap(), operand.grad(&of_plain).unwrap());
+                    let (got, expected) =
+                        (operand.grad(&of_fused).unwrap(), operand.grad(&of_plain).unwrap());
                     assert!(relative_error(&got, &expected) < 5e-6);
                 }
                 let (bias, residual) = extra();
@@ -342,7 +347,8 @@ mod tests {
         let (x, along) = (leaf([5, 64], 1), leaf([5, 64], 9).inner());
         let grads = at(x.clone()).backward();
         let slope: f32 = (x.grad(&grads).unwrap() * along.clone()).sum().into_scalar();
-        let moved = |by: f32| at(Tensor::from_inner(x.clone().inner() + along.clone() * by)).into_scalar::<f32>();
+        let moved =
+            |by: f32| at(Tensor::from_inner(x.clone().inner() + along.clone() * by)).into_scalar::<f32>();
         // Linear in x: the difference has no error of its own.
         let difference = (moved(0.5) - moved(-0.5)) / 1.0;
         assert!((slope - difference).abs() < 1e-3 * slope.abs().max(1.0), "{slope} {difference}");

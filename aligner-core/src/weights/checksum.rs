@@ -34,8 +34,11 @@ pub fn checksum(params: &ParamSet) -> String {
                 hash_piece(&values)
             };
             whole.update(format!("{:?}", packed.kind()));
-            let pieces: Vec<_> = (0..outputs.div_ceil(step)).into_par_iter().map(|at| hash(at * step)).collect();
-            pieces.iter().for_each(|piece| whole.update(piece));
+            let pieces: Vec<_> =
+                (0..outputs.div_ceil(step)).into_par_iter().map(|at| hash(at * step)).collect();
+            for piece in pieces {
+                whole.update(piece);
+            }
         }
         for piece in with_slice(&param.value, hash) {
             whole.update(piece);

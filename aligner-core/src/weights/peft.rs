@@ -144,7 +144,9 @@ impl AdapterCheckpoint {
                 }
                 // The base's own head.
                 None if name == SCORE => {}
-                None => return wrong(format!("tensor {PREFIX}{name} is missing, which modules_to_save names")),
+                None => {
+                    return wrong(format!("tensor {PREFIX}{name} is missing, which modules_to_save names"));
+                }
             }
         }
         let is_saved = |name: &str| module_of(name).is_some() || adapter.saves(name);
@@ -254,7 +256,10 @@ pub fn save_adapter(
         .flat_map(|(at, param)| {
             // PEFT looks for what is tied under both names.
             let head = (Some(&param.name) == tied.as_ref()).then_some(HEAD);
-            [Some(param.name.as_str()), head].into_iter().flatten().map(move |name| (format!("{PREFIX}{name}"), at))
+            [Some(param.name.as_str()), head]
+                .into_iter()
+                .flatten()
+                .map(move |name| (format!("{PREFIX}{name}"), at))
         })
         .collect();
     let all: Vec<_> = params.iter().collect();

@@ -18,6 +18,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     succeed(Command::new("cargo").args(["build", "--release", "--workspace", "--example", "bench_moe"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace::root().join("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace::root().join("target"), PathBuf::from);
     succeed(Command::new(target.join("release/examples/bench_moe")).arg(options.rounds.to_string()))
 }

@@ -25,7 +25,9 @@ pub(super) fn saved(
             return Err(Error::setting("modules_to_save", format!("`{name}`: {message}")));
         }
     }
-    let chosen = specs.into_iter().filter(|spec| spec.name == SCORE || names.iter().any(|name| spec.is_of_module(name)));
+    let chosen = specs
+        .into_iter()
+        .filter(|spec| spec.name == SCORE || names.iter().any(|name| spec.is_of_module(name)));
     Ok(chosen.map(|spec| (spec.name, spec.shape)).collect())
 }
 
@@ -35,7 +37,12 @@ fn module(spec: &ParamSpec) -> &str {
 }
 
 /// What is wrong with a name.
-fn problem(name: &str, model: &ModelConfig, specs: &[ParamSpec], modules: &[AdapterModule]) -> Option<String> {
+fn problem(
+    name: &str,
+    model: &ModelConfig,
+    specs: &[ParamSpec],
+    modules: &[AdapterModule],
+) -> Option<String> {
     let mut held = specs.iter().filter(|spec| spec.is_of_module(name)).peekable();
     if held.peek().is_none() {
         if model.tie_embeddings && fits(name, HEAD.trim_end_matches(".weight")) {
@@ -56,5 +63,8 @@ fn problem(name: &str, model: &ModelConfig, specs: &[ParamSpec], modules: &[Adap
         return Some(format!("{module} has an addition, and is trained in full or by that, not both"));
     }
     let transposed = held.find(|spec| spec.transposed)?;
-    Some(format!("{} stands transposed in this family's files; only other modules are trained in full", transposed.name))
+    Some(format!(
+        "{} stands transposed in this family's files; only other modules are trained in full",
+        transposed.name
+    ))
 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
-use crate::ops::gate::{self, Activation};
 use crate::ops::WeightOperand;
+use crate::ops::gate::{self, Activation};
 use crate::ops::gemm::{Mat, Output, Side, gemm};
 use crate::ops::host::HostTensor;
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, unfilled};

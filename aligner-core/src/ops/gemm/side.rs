@@ -59,7 +59,9 @@ impl<'a> Side<'a> {
     ) -> R {
         let (weight, is_transposed) = match self {
             Self::Values(values) => {
-                return read(values.part(inner.start, inner.len()).t().part(columns.start, columns.len()).t());
+                return read(
+                    values.part(inner.start, inner.len()).t().part(columns.start, columns.len()).t(),
+                );
             }
             Self::Packed { weight, is_transposed } => (weight, is_transposed),
         };
@@ -98,7 +100,11 @@ mod tests {
                     out
                 };
                 for output in [Output::Overwrite, Output::Add] {
-                    assert_eq!(run(&x, inputs, side.t(), output), run(&x, inputs, plain.t(), output), "{kind:?}");
+                    assert_eq!(
+                        run(&x, inputs, side.t(), output),
+                        run(&x, inputs, plain.t(), output),
+                        "{kind:?}"
+                    );
                     assert_eq!(run(&y, outputs, side, output), run(&y, outputs, plain, output), "{kind:?}");
                 }
             }

@@ -131,8 +131,9 @@ impl Nf4<'_> {
     unsafe fn magnitude(&self, at: usize) -> f32 {
         let block = at / BLOCK;
         // SAFETY: each value has a block, and each block a step.
-        let (steps, step) =
-            unsafe { (*self.magnitudes.get_unchecked(block), *self.steps.get_unchecked(block / STEP_BLOCKS)) };
+        let (steps, step) = unsafe {
+            (*self.magnitudes.get_unchecked(block), *self.steps.get_unchecked(block / STEP_BLOCKS))
+        };
         // A block of zeros beside larger ones may come out below zero.
         (f32::from(steps) * step + self.mean).max(0.0)
     }
@@ -200,7 +201,9 @@ mod tests {
         };
         let mut code: Vec<f64> = side(8).chain(side(7).map(|value| -value)).chain([0.0]).collect();
         let largest = code.iter().copied().fold(0.0, f64::max);
-        code.iter_mut().for_each(|value| *value /= largest);
+        for value in &mut code {
+            *value /= largest;
+        }
         code.sort_by(f64::total_cmp);
         for (got, expected) in CODE.iter().zip(code) {
             assert!((f64::from(*got) - expected).abs() < 2e-7, "{got} {expected}");
@@ -214,7 +217,9 @@ mod tests {
         let mut data = values(shape[0] * shape[1], 3);
         for (block, values) in data.chunks_mut(64).enumerate() {
             let factor = 0.02 * (1.0 + (block % 7) as f32);
-            values.iter_mut().for_each(|value| *value *= factor);
+            for value in values {
+                *value *= factor;
+            }
         }
         data[64..128].fill(0.0);
         let packed = PackedWeight::pack(&data, shape, PackedKind::Nf4);

@@ -69,7 +69,6 @@ macro_rules! unpack {
     ($name:ident, $kernel:ident, $weight:ident) => {
         dispatched!(fn $name(weight: $weight<'_>, rows: Range<usize>, columns: Range<usize>, out: &mut [f32]) = $kernel);
         #[inline(always)]
-        #[expect(clippy::inline_always, reason = "must end up in a function with the features")]
         unsafe fn $kernel<V: Vector>(
             weight: $weight<'_>,
             rows: Range<usize>,
@@ -106,8 +105,8 @@ unsafe fn unpack_part<V: Vector, W: Columns>(
             unsafe { weight.load::<V>(row, columns.start + at).store(out.as_mut_ptr().add(at)) };
             at += LANES;
         }
-        for at in whole..width {
-            out[at] = weight.get(row, columns.start + at);
+        for (out, column) in out[whole..].iter_mut().zip(columns.start + whole..) {
+            *out = weight.get(row, column);
         }
     }
 }
@@ -506,7 +505,11 @@ mod tests {
             assert!(distance > 0.0 && distance < limit * norm, "{kind:?}: {}", distance / norm);
             assert_eq!(packed.bytes(), bytes, "{kind:?}");
             let values = packed.unpacked();
-            assert_eq!(run(Weight::F32(F32::new(&values, outputs, inputs))), got, "{kind:?}: the same values");
+            assert_eq!(
+                run(Weight::F32(F32::new(&values, outputs, inputs))),
+                got,
+                "{kind:?}: the same values"
+            );
             let mut part = vec![0.0; 3 * 20];
             packed.view().unpack(7..10, 40..60, &mut part);
             for (row, part) in part.chunks(20).enumerate() {

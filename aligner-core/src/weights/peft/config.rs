@@ -56,7 +56,9 @@ impl PeftConfig {
     pub(super) fn saves(&self, name: &str) -> bool {
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         let fits = |own: &String| module.ends_with(own.as_str());
-        name == "score.weight" || (self.tied && name == "lm_head.weight") || self.lora.modules_to_save.iter().any(fits)
+        name == "score.weight"
+            || (self.tied && name == "lm_head.weight")
+            || self.lora.modules_to_save.iter().any(fits)
     }
 
     pub(super) fn read(path: &Path) -> Result<Self> {
@@ -105,7 +107,11 @@ impl<'a> Fields<'a> {
                 "init_lora_weights" if !leaves_the_base(value) => {
                     self.problem(key, "an initialisation that leaves the base's weights as they are");
                 }
-                "bias" | "modules_to_save" | "ensure_weight_tying" | "init_lora_weights" | "fan_in_fan_out" => {}
+                "bias"
+                | "modules_to_save"
+                | "ensure_weight_tying"
+                | "init_lora_weights"
+                | "fan_in_fan_out" => {}
                 known if READ_OR_IDLE.contains(&known) => {}
                 // Methods that are there in some versions of PEFT, and those of later ones.
                 _ if !is_off(value) => self.problem(key, "it to be off: this is not supported"),
