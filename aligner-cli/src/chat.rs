@@ -43,6 +43,8 @@ A line that begins with // is said with one slash. Ctrl-C ends an answer, or the
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let model = arguments.model.writer()?;
     let shown = arguments.model.model.display();
+    let advice = "--adapter: a conversation has one, without a name";
+    ensure!(model.named.is_empty(), Usage(advice.into()));
     ensure!(
         model.tokenizer.template().is_some(),
         Usage(format!("{shown}: the model has no chat template; `aligner generate` continues texts"))

@@ -112,6 +112,7 @@ fn on(
 fn reference(run: &Run, base: &LoadedModel, device: &Device) -> anyhow::Result<Reference> {
     let frozen = match &run.config.reference.path {
         Some(path) => wire::reference_model(path, base, device)?,
+        None if run.config.model.lora.is_some() => wire::base_model(run, &base.checkpoint, device)?,
         None => base.policy(device)?,
     };
     Ok(Reference::live(Box::new(frozen), run.config.learner.micro_batch_tokens))

@@ -19,7 +19,7 @@ pub(crate) use flags::SamplingFlags;
 use input::{Asked, Question};
 
 use crate::Usage;
-use crate::wire::{EngineFlags, LoadedModel, ModelFlags};
+use crate::wire::{BASE, EngineFlags, LoadedModel, ModelFlags};
 
 /// Answer prompts with a model; prompts come as arguments, one a line on standard input, or from a file.
 #[derive(Debug, clap::Args)]
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     /// Answers to each prompt.
     #[arg(long = "n", value_name = "N", default_value_t = 1)]
     samples: u64,
-    /// A file of JSON lines with `prompt` or `messages`, and optionally `id`.
+    /// A file of JSON lines with `prompt` or `messages`, and optionally `id` and the name of an `adapter`.
     #[arg(long, value_name = "PROMPTS.JSONL")]
     input: Option<PathBuf>,
     /// Answer all prompts at once, into a file of JSON lines.
@@ -100,7 +100,7 @@ fn lines() -> impl Iterator<Item = anyhow::Result<Asked>> {
 }
 
 fn numbered((at, prompt): (usize, &String)) -> Asked {
-    Asked { id: (at + 1).into(), question: Question::Prompt(prompt.clone()) }
+    Asked { id: (at + 1).into(), question: Question::Prompt(prompt.clone()), adapter: None }
 }
 
 /// A request for each sample of a prompt.
@@ -125,9 +125,24 @@ fn requests_of(
     let tokens = tokens.with_context(|| format!("prompt {name}"))?;
     // The tokenizer of this model puts nothing before a text.
     ensure!(!tokens.is_empty(), Usage("the prompt is empty: there is no token to go on from".into()));
+    let adapter = adapter_of(asked, model).with_context(|| format!("prompt {name}"))?;
     let prompt = Prompt { id: name, tokens, metadata: Value::Null };
-    let request = Request::new(prompt, sampling.clone());
+    let request = Request { adapter, ..Request::new(prompt, sampling.clone()) };
     Ok((0..arguments.samples).map(move |sample| Request { sample, ..request.clone() }))
+}
+
+/// The adapter that answers: the one that the line names, or else the first.
+fn adapter_of(asked: &Asked, model: &LoadedModel) -> anyhow::Result<Option<String>> {
+    let mut names = model.named.iter().map(|(name, _)| name);
+    match &asked.adapter {
+        None => Ok(names.next().cloned()),
+        Some(name) if name == BASE => Ok(None),
+        Some(name) => {
+            let advice = format!("expected the name of one that --adapter gives, or `{BASE}`");
+            ensure!(names.any(|known| known == name), Usage(format!("adapter `{name}`: {advice}")));
+            Ok(Some(name.clone()))
+        }
+    }
 }
 
 fn answer_aloud(

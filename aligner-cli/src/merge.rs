@@ -67,6 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     ensure!(limit >= 0.0, Usage(format!("--limit: expected 0 or more, got {limit}")));
     ensure!(!output.exists(), Usage(format!("--output: {} is there already", output.display())));
     let model = LoadedModel::open(base, tokenizer.as_deref(), Some(adapter))?;
+    model.adapter.as_ref().map(wire::tell_trained_on);
     let loading = Count::start("merging", 0);
     let adapted = model.policy(&wire::device("cpu")?)?;
     let merged = adapted.merged()?;

@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     if let Some(adapter) = &adapter {
         out.push_str(&memory::adapter(adapter, model.checkpoint.config()));
     }
-    let trained = adapter.as_ref().map(Adapter::num_params);
+    let trained = adapter.as_ref().map(|adapter: &Adapter| adapter.num_params() + adapter.num_saved());
     out.push_str(&Memory::estimate(model.checkpoint.config(), trained, &run, &shape).describe());
     if !run.algorithm.needs().contains(Needs::SCORES) {
         let prompts = data.prompts(run.config.run.sample_prompts)?;

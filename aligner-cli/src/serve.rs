@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aligner_core::Detokenize;
 use aligner_data::Tokenizer;
 use axum::Router;
+use failure::Failure;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
@@ -35,6 +36,8 @@ pub use engine::EngineHandle;
 pub struct Settings {
     /// The name that requests give in `model`.
     pub model_name: String,
+    /// The names of the model's adapters, which requests give in its place.
+    pub adapters: Vec<String>,
     /// Most tokens of prompt and response together.
     pub context_tokens: usize,
     /// Token ids are below it.
@@ -49,6 +52,20 @@ pub struct Settings {
     pub max_tokens_limit: usize,
     /// How long a request may take, from its head to its last token.
     pub request_timeout: Duration,
+}
+
+impl Settings {
+    /// The adapter that a request's `model` names, none for the model alone.
+    fn adapter(&self, name: Option<&str>) -> Result<Option<String>, Failure> {
+        let Some(name) = name.filter(|name| *name != self.model_name) else { return Ok(None) };
+        let own = self.adapters.iter().find(|own| *own == name);
+        own.cloned().map(Some).ok_or_else(|| Failure::no_model(name, self))
+    }
+
+    /// All names that requests may give.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.model_name).chain(&self.adapters).map(String::as_str)
+    }
 }
 
 /// What all tasks share.

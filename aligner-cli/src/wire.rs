@@ -1,6 +1,7 @@
 //! From a run file to the objects that it names: model, tokenizer, data, engine.
 
 mod adapter;
+mod adapter_flag;
 mod data;
 mod engine;
 mod online;
@@ -18,9 +19,10 @@ use anyhow::Context;
 use anyhow::{bail, ensure};
 
 pub(crate) use adapter::{
-    Addition, ModelFlags, Subject, describe_adapter, measured_policy, planned_adapter, policy, save_files,
-    tell_adapter, trained_policy,
+    Addition, ModelFlags, Subject, base_model, describe_adapter, measured_policy, planned_adapter, policy,
+    save_files, tell_adapter, tell_trained_on, trained_policy,
 };
+pub(crate) use adapter_flag::BASE;
 pub(crate) use data::Data;
 pub(crate) use engine::{EngineFlags, PROBE, engine};
 pub(crate) use online::{Beside, online, prompt_of, rollout_engine};
@@ -35,6 +37,8 @@ pub(crate) struct LoadedModel {
     pub(crate) tokenizer: Tokenizer,
     /// An adapter that is put on it.
     pub(crate) adapter: Option<AdapterCheckpoint>,
+    /// Adapters that requests choose among by name.
+    pub(crate) named: Vec<(String, AdapterCheckpoint)>,
 }
 
 impl LoadedModel {
@@ -48,7 +52,9 @@ impl LoadedModel {
         let (base, adapter) = adapter::resolve(path, adapter)?;
         let checkpoint = Checkpoint::open(&base)?;
         if let Some(adapter) = &adapter {
-            adapter.adapter(checkpoint.config())?;
+            let mut config = checkpoint.config().clone();
+            config.num_labels = config.num_labels.or_else(|| adapter.score()?.first().copied());
+            adapter.adapter(&config)?;
         }
         // A run's adapter comes with the tokenizer that it was trained with.
         let own = if Tokenizer::is_in(path) { path } else { base.as_path() };
@@ -67,7 +73,7 @@ impl LoadedModel {
                 )
             )
         );
-        Ok(Self { checkpoint, tokenizer, adapter })
+        Ok(Self { checkpoint, tokenizer, adapter, named: Vec::new() })
     }
 
     /// Opens a model that writes text.

@@ -319,3 +319,156 @@ fn adapters_without_their_base_and_of_another_one_are_named() {
         .aligner(&["generate", "model", "--adapter", "adapter", "hi"])
         .fails(1, &["adapter_model.safetensors"]);
 }
+
+#[test]
+fn a_base_in_few_bits_learns_resumes_and_merges_into_its_own_weights() {
+    let scene = Scene::new();
+    scene.sft();
+    // The golden model's rows are 48 wide: whole blocks of nf4, and no whole groups of int8.
+    with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
+    let call = scene.aligner(&train(&["--set", "run.save_every=6", "--set", "run.keep_last=9"]));
+    call.succeeds();
+    assert!(call.stderr.contains("base: 14 frozen weights of "), "{}", call.stderr);
+    let loss = held_out(&scene, "run", "eval/loss");
+    assert!(loss.last().unwrap() < &(0.9 * loss[0]), "{loss:?}");
+    let weights = scene.bytes("run/model/adapter_model.safetensors");
+    fs::remove_dir_all(scene.path("run/checkpoints/step-000012")).unwrap();
+    fs::remove_dir_all(scene.path("run/model")).unwrap();
+    scene.aligner(&train(&["--set", "run.save_every=6", "--set", "run.keep_last=9", "--resume"])).succeeds();
+    assert!(scene.bytes("run/model/adapter_model.safetensors") == weights, "bit for bit");
+    let other = train(&["--set", "model.lora.base=\"int8\"", "--resume"]);
+    scene.aligner(&other).fails(2, &["model.lora.base was"]);
+    let merged = scene.aligner(&["merge", "model", "run/model", "-o", "merged"]);
+    merged.succeeds();
+    assert!(merged.stderr.contains("trained on the base in nf4"), "{}", merged.stderr);
+    // The same bits as in training; the base's own are near.
+    let measured = |arguments: &[&str]| {
+        let call = scene.aligner(&[&["eval", "run.toml", "--json"], arguments].concat());
+        serde_json::from_str::<Value>(call.succeeds()).unwrap()["loss"].as_f64().unwrap()
+    };
+    assert!((measured(&[]) - loss.last().unwrap()).abs() < 1e-6);
+    let of_merged = measured(&["--model", "merged"]);
+    assert!((of_merged - loss.last().unwrap()).abs() < 0.3, "{of_merged} {loss:?}");
+    let text = scene.read("run.toml").replace("base = \"nf4\"", "base = \"nf5\"");
+    scene.write("run.toml", text);
+    scene.aligner(&["plan", "run.toml"]).fails(2, &["nf5", "nf4"]);
+}
+
+#[test]
+fn preference_and_reward_runs_on_a_base_in_few_bits_measure_against_the_same_bits() {
+    let scene = Scene::new();
+    scene.dpo();
+    with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
+    let call = scene.aligner(&train(&[]));
+    call.succeeds();
+    // The first loss is checked to be ln 2: policy and reference read the same bits.
+    assert!(call.stderr.contains("preflight in"), "{}", call.stderr);
+    let loss = held_out(&scene, "run", "eval/loss");
+    assert!(
+        (loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]),
+        "{loss:?}"
+    );
+    scene.run_file("pairs.jsonl", "reward_model", "");
+    with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
+    scene.aligner(&train(&["--set", "run.dir=scores"])).succeeds();
+    let loss = held_out(&scene, "scores", "eval/loss");
+    assert!(loss.last().unwrap() < &(0.9 * loss[0]), "{loss:?}");
+}
+
+#[test]
+fn modules_in_full_learn_beside_the_adapter_and_their_reference_is_the_base() {
+    let scene = Scene::new();
+    scene.dpo();
+    with_lora(&scene, "r = 4\nmodules_to_save = [\"embed_tokens\", \"lm_head\"]\n");
+    let settings = ["--set", "run.save_every=6", "--set", "run.keep_last=9"];
+    let call = scene.aligner(&train(&settings));
+    call.succeeds();
+    assert!(call.stderr.contains("in full: embed_tokens, lm_head"), "{}", call.stderr);
+    let loss = held_out(&scene, "run", "eval/loss");
+    assert!(
+        (loss[0] - std::f64::consts::LN_2).abs() < 1e-6 && loss.last().unwrap() < &(0.9 * loss[0]),
+        "{loss:?}"
+    );
+    let tensors = read_tensors(&scene.path("run/model/adapter_model.safetensors")).unwrap();
+    for name in ["lm_head.weight", "model.embed_tokens.weight"] {
+        let base = &read_tensors(&scene.path("model/model.safetensors")).unwrap()[name];
+        assert_ne!(&tensors[&format!("base_model.model.{name}")], base, "{name} has learned");
+    }
+    // A run that goes on has the base as it was for its reference, not what was saved of it.
+    let weights = scene.bytes("run/model/adapter_model.safetensors");
+    fs::remove_dir_all(scene.path("run/checkpoints/step-000012")).unwrap();
+    fs::remove_dir_all(scene.path("run/model")).unwrap();
+    fs::remove_file(scene.path("run/reference.cache")).unwrap();
+    scene.aligner(&train(&[&settings[..], &["--resume"]].concat())).succeeds();
+    assert!(scene.bytes("run/model/adapter_model.safetensors") == weights, "bit for bit");
+    scene.aligner(&["merge", "model", "run/model", "-o", "merged"]).succeeds();
+    let answer = |arguments: &[&str]| {
+        let call = scene.aligner(&[&["generate"], arguments, &["Say 3 in words.", "-n", "8"]].concat());
+        call.succeeds().to_string()
+    };
+    assert_eq!(answer(&["merged"]), answer(&["run/model"]));
+    assert_ne!(answer(&["merged"]), answer(&["model"]));
+    let text = scene.read("run.toml").replace("\"embed_tokens\", \"lm_head\"", "\"q_proj\"");
+    scene.write("run.toml", text);
+    scene.aligner(&["plan", "run.toml"]).fails(2, &["model.lora.modules_to_save", "not both"]);
+}
+
+#[test]
+fn adapters_by_name_answer_the_lines_that_name_them() {
+    let scene = Scene::new();
+    for name in ["lora_all_r3_rslora", "dora_qv_r4"] {
+        copy_dir(&golden().join("lora").join(name), &scene.path(name));
+    }
+    let named = ["--adapter", "a=lora_all_r3_rslora", "--adapter", "b=dora_qv_r4"];
+    let lines = ["a", "b", "base"].map(|name| {
+        format!("{{\"prompt\": \"Say it.\", \"adapter\": \"{name}\"}}\n{{\"prompt\": \"Say 3.\", \"adapter\": \"{name}\"}}\n")
+    });
+    scene.write("asked.jsonl", lines.concat());
+    let out = ["--input", "asked.jsonl", "--output", "out.jsonl", "-n", "16"];
+    scene.aligner(&[&["generate", "model"], &named[..], &out].concat()).succeeds();
+    let answers: Vec<Value> =
+        scene.read("out.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let alone = |arguments: &[&str]| {
+        scene
+            .aligner(&[&["generate", "model"], arguments, &["Say it.", "-n", "16"]].concat())
+            .succeeds()
+            .to_string()
+    };
+    let (a, b) = (alone(&["--adapter", "lora_all_r3_rslora"]), alone(&["--adapter", "dora_qv_r4"]));
+    for (at, own) in [(0, &a), (2, &b), (4, &alone(&[]))] {
+        assert_eq!(&format!("{}\n", answers[at]["text"].as_str().unwrap()), own);
+    }
+    assert_eq!((answers[0]["adapter"].as_str(), answers[4]["adapter"].as_str()), (Some("a"), Some("base")));
+    assert_eq!(alone(&named), a, "prompts without a name have the first");
+    scene.write("asked.jsonl", "{\"prompt\": \"x\", \"adapter\": \"c\"}\n");
+    scene
+        .aligner(&[&["generate", "model"], &named[..], &out].concat())
+        .fails(2, &["adapter `c`", "--adapter"]);
+    scene.aligner(&["generate", "model", "--adapter", "a=x", "--adapter", "y"]).fails(2, &["not both"]);
+    scene.aligner(&["chat", "model", "--adapter", "a=dora_qv_r4"]).fails(2, &["without a name"]);
+}
+
+#[test]
+fn an_online_run_on_a_base_in_few_bits_draws_from_what_it_trains() {
+    let scene = Scene::new();
+    let rows: Vec<String> = (0..16).map(|row| format!("{{\"prompt\": \"Say {row} in words.\"}}\n")).collect();
+    scene.write("prompts.jsonl", rows.concat());
+    scene.run_file("prompts.jsonl", "ppo", "");
+    let text = scene
+        .read("run.toml")
+        .replace("path = \"prompts.jsonl\"", "path = \"prompts.jsonl\"\nformat = \"prompt\"");
+    let critic = "[critic.lora]\nr = 2\nbase = \"nf4\"\n\n[critic.learner]\nlearning_rate = 1e-2\n";
+    let reward = "[reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"\n";
+    let rollout = "[rollout]\nnum_generations = 2\nmax_completion_length = 12\n";
+    scene.write("run.toml", format!("{text}\n{critic}\n{reward}\n{rollout}"));
+    with_lora(&scene, &format!("{ALL}base = \"nf4\"\n"));
+    let plan = scene.aligner(&["plan", "run.toml"]);
+    assert!(plan.succeeds().contains("with an adapter on the policy's base"), "{}", plan.stdout);
+    let apart = scene.aligner(&["plan", "run.toml", "--set", "critic.lora.base=\"f32\""]);
+    assert!(!apart.succeeds().contains("on the policy's base"), "{}", apart.stdout);
+    // The first step fails where a ratio of trainer to engine is farther from 1.
+    let strict = ["--set", "run.steps=3", "--set", "rollout.max_ratio_error=1e-4"];
+    scene.aligner(&train(&strict)).succeeds();
+    let first = &records(&scene, "run")[1];
+    assert!(first["objective/kl"].as_f64().unwrap().abs() < 1e-5, "{first}");
+}

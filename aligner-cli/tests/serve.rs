@@ -110,6 +110,34 @@ fn samples_have_numbers_and_one_prompt_is_counted_once() {
 }
 
 #[test]
+fn adapters_are_models_of_their_own_names() {
+    let mut setup = Setup::default();
+    setup.settings.adapters = vec!["polite".into(), "terse".into()];
+    let server = Server::with(setup);
+    let listed = server.get("/v1/models").ok();
+    let ids: Vec<&str> =
+        listed["data"].as_array().unwrap().iter().map(|own| own["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, [MODEL, "polite", "terse"]);
+    assert_eq!((&listed["data"][0]["parent"], &listed["data"][1]["parent"]), (&Value::Null, &json!(MODEL)));
+    assert_eq!(server.get("/v1/models/terse").ok()["id"], "terse");
+    let answer = server.chat(&with(&json!({ "model": "terse" }))).ok();
+    assert_eq!(
+        (answer["model"].as_str(), answer["choices"][0]["message"]["content"].as_str()),
+        (Some("terse"), Some(SCRIPT))
+    );
+    server.chat(&message("hello")).ok();
+    server.text(&json!({ "prompt": "hello" })).ok();
+    let asked: Vec<Option<String>> =
+        server.control.submitted.lock().unwrap().iter().map(|request| request.adapter.clone()).collect();
+    assert_eq!(asked, [Some("terse".to_string()), None, None]);
+    let refused = server.chat(&with(&json!({ "model": "rude" })));
+    assert_eq!(refused.status, 404);
+    let error = refused.json()["error"].clone();
+    assert_eq!((error["code"].as_str(), error["param"].as_str()), (Some("model_not_found"), Some("model")));
+    assert!(error["message"].as_str().unwrap().contains("`polite`, `terse` are"), "{error}");
+}
+
+#[test]
 fn stop_strings_cut_across_token_borders() {
     let server = Server::start();
     let cut = SCRIPT.split("ee EN").next().unwrap();

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use scene::Scene;
+use scene::{Scene, copy_dir, golden};
 use serde_json::{Value, json};
 
 struct Program {
@@ -35,7 +35,14 @@ impl Program {
 
     /// Asks for `tokens` tokens and gives the connection.
     fn ask(&self, tokens: usize, stream: bool) -> TcpStream {
-        let fields = json!({ "prompt": "one", "max_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": stream });
+        self.ask_of("model", tokens, stream)
+    }
+
+    /// Asks a model, or an adapter of it.
+    fn ask_of(&self, model: &str, tokens: usize, stream: bool) -> TcpStream {
+        let fields = json!({
+            "model": model, "prompt": "one", "max_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": stream,
+        });
         let body = fields.to_string();
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -84,6 +91,32 @@ fn it_answers_as_generate_does_and_ends_at_a_signal() {
     let (code, log) = program.end();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("shutting down"), "{log}");
+}
+
+#[test]
+fn adapters_answer_under_their_names() {
+    let scene = Scene::new();
+    for name in ["lora_all_r3_rslora", "dora_qv_r4"] {
+        copy_dir(&golden().join("lora").join(name), &scene.path(name));
+    }
+    let program = Program::start(&scene, &["--adapter", "a=lora_all_r3_rslora", "--adapter", "b=dora_qv_r4"]);
+    // All at once, so that a pass has rows of each.
+    let asked = ["model", "a", "b"].map(|name| program.ask_of(name, 24, false));
+    let generated = |adapter: &[&str]| {
+        let call = scene.aligner(&[&["generate", "model", "one", "--max-tokens", "24"], adapter].concat());
+        call.succeeds().to_string()
+    };
+    let alone = [&[][..], &["--adapter", "lora_all_r3_rslora"], &["--adapter", "dora_qv_r4"]].map(generated);
+    for (stream, alone) in asked.into_iter().zip(&alone) {
+        let text = answer(stream)["choices"][0]["text"].as_str().unwrap().to_string();
+        // `generate` ends where the text does.
+        assert!(text.starts_with(alone.trim_end_matches('\n')), "{text} {alone}");
+    }
+    assert!(alone[0] != alone[1] && alone[1] != alone[2]);
+    let unknown = answer(program.ask_of("c", 4, false));
+    assert_eq!(unknown["error"]["code"], "model_not_found");
+    program.signal("-TERM");
+    assert_eq!(program.end().0, Some(0));
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub struct Request {
     /// Requests are served in the order of submission; each step of priority puts one [`PRIORITY_PLACES`]
     /// places forward. So nothing waits for ever.
     pub priority: i32,
+    /// The adapter that answers, by its name; the base alone where there is none.
+    pub adapter: Option<String>,
     /// What was drawn of this response before, as a cancelled request's [`Event::Finished`] gave it: it is
     /// kept, and draws go on behind it as if there had been no break.
     pub begun: Option<Sample>,
@@ -30,7 +32,7 @@ pub struct Request {
 impl Request {
     /// The first response to `prompt`.
     pub fn new(prompt: Prompt, sampling: Sampling) -> Self {
-        Self { prompt, sampling, sample: 0, born: 0, priority: 0, begun: None }
+        Self { prompt, sampling, sample: 0, born: 0, priority: 0, adapter: None, begun: None }
     }
 }
 

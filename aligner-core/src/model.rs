@@ -22,6 +22,6 @@ pub use families::MODEL_TYPES;
 pub use family::Family;
 pub use layerwise::{Part, PartSource, accumulate_by_parts, forward_each_by_parts};
 pub(crate) use lora::{A as LORA_A, B as LORA_B, MAGNITUDE as LORA_MAGNITUDE};
-pub use lora::{Adapter, AdapterModule, Lora, LoraConfig, Targets};
+pub use lora::{Adapter, AdapterModule, Lora, LoraConfig, SavedParameter, Targets};
 pub use parameters::{ParamSpec, Role, Splits};
 pub use stage::{Stage, layer_of};

@@ -40,7 +40,7 @@ pub use experts::{ExpertWeights, experts};
 pub use external::{Backward, Pullback, external};
 pub use gate::{Activation, activate, gated};
 pub use layer_norm::layer_norm;
-pub use linear::{Residual, linear};
+pub use linear::{Residual, WeightOperand, linear};
 pub use linear_cross_entropy::{
     LogitCap, TargetScores, Vocabulary, capped_linear_cross_entropy, linear_cross_entropy,
     linear_cross_entropy_part,

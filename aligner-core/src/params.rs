@@ -1,9 +1,12 @@
 //! A model's parameters: names, shapes and tensor handles. One set serves trainer and engine.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+use crate::ops::WeightOperand;
+use crate::ops::rows::PackedWeight;
 use crate::{Error, Result};
 
 /// One parameter.
@@ -17,12 +20,20 @@ pub struct Param {
     pub value: Tensor<1>,
     /// Whether it is trained.
     pub trainable: bool,
+    /// A packed copy in place of the elements, of a matrix that is not trained; `value` is empty then.
+    pub packed: Option<Arc<PackedWeight>>,
 }
 
 impl Param {
     /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Its elements, unpacked where it is packed: a copy then, on the device of `value`.
+    fn values(&self) -> Tensor<1> {
+        let Some(packed) = &self.packed else { return self.value.clone() };
+        Tensor::from_data(TensorData::new(packed.unpacked(), [self.elements()]), &self.value.device())
     }
 }
 
@@ -55,11 +66,37 @@ impl ParamSet {
         if value.dims() != [elements] {
             return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &value.dims()));
         }
-        if self.index.insert(name.clone(), self.params.len()).is_some() {
-            return Err(Error::Invalid(format!("parameter {name} is defined twice")));
+        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None })
+    }
+
+    fn push(&mut self, param: Param) -> Result<ParamId> {
+        if self.index.insert(param.name.clone(), self.params.len()).is_some() {
+            return Err(Error::Invalid(format!("parameter {} is defined twice", param.name)));
         }
-        self.params.push(Param { name, shape: shape.to_vec(), value, trainable: true });
+        self.params.push(param);
         Ok(ParamId(self.params.len() - 1))
+    }
+
+    /// Adds a packed matrix, which is not trained.
+    ///
+    /// # Errors
+    /// A name that is taken.
+    pub fn insert_packed(
+        &mut self,
+        name: impl Into<String>,
+        packed: Arc<PackedWeight>,
+        device: &Device,
+    ) -> Result<ParamId> {
+        let (shape, value) = (packed.shape().to_vec(), Tensor::zeros([0], device));
+        self.push(Param { name: name.into(), shape, value, trainable: false, packed: Some(packed) })
+    }
+
+    /// Adds a parameter of another set, by handle; it is trained unless it is packed.
+    ///
+    /// # Errors
+    /// A name that is taken.
+    pub fn share(&mut self, param: &Param) -> Result<ParamId> {
+        self.push(Param { trainable: param.packed.is_none(), ..param.clone() })
     }
 
     /// Adds a parameter from host memory.
@@ -92,16 +129,31 @@ impl ParamSet {
         self.id(name).map(|id| self.get(id))
     }
 
-    /// A parameter as a matrix `[rows, columns]`; a vector is one row.
+    /// A parameter as a matrix `[rows, columns]`; a vector is one row. Of a packed one, all elements are unpacked.
     pub fn matrix(&self, id: ParamId) -> Tensor<2> {
         let param = self.get(id);
         let columns = param.shape.last().copied().unwrap_or(1);
-        param.value.clone().reshape([param.elements() / columns.max(1), columns])
+        param.values().reshape([param.elements() / columns.max(1), columns])
     }
 
-    /// A parameter as a vector `[elements]`.
+    /// A parameter as a vector `[elements]`. Of a packed one, all elements are unpacked.
     pub fn vector(&self, id: ParamId) -> Tensor<1> {
-        self.get(id).value.clone()
+        self.get(id).values()
+    }
+
+    /// A linear's weight `[out, in]` for a product; a packed one stays packed.
+    pub fn weight(&self, id: ParamId) -> WeightOperand<2> {
+        self.get(id).packed.clone().map_or_else(|| self.matrix(id).into(), WeightOperand::Packed)
+    }
+
+    /// The same, flat.
+    pub fn flat_weight(&self, id: ParamId) -> WeightOperand<1> {
+        self.get(id).packed.clone().map_or_else(|| self.vector(id).into(), WeightOperand::Packed)
+    }
+
+    /// The first parameter that is packed.
+    pub fn first_packed(&self) -> Option<&Param> {
+        self.params.iter().find(|param| param.packed.is_some())
     }
 
     /// All parameters, in order.

@@ -138,7 +138,7 @@ impl EngineConfig {
         let Some(kind) = self.packed else { return 0 };
         let bytes = |spec: ParamSpec| {
             let is_head = matches!(spec.role, Role::Head | Role::Embedding);
-            let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
+            let kind = if is_head { kind.of_head() } else { kind };
             kind.bytes(spec.shape.iter().product())
         };
         copied(config).map(bytes).sum()

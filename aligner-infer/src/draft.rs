@@ -10,6 +10,7 @@ use aligner_core::model::CausalLm;
 use aligner_core::{Error, Result};
 
 use crate::accelerator::Accelerator;
+use crate::adapters::Adapters;
 use crate::host::{Batch, Buffers, Store};
 use crate::job::Job;
 use crate::logits::forward;
@@ -20,6 +21,8 @@ use crate::weights::Weights;
 /// The drafting model. Its keys and values lie in pages of the same numbers as the model's.
 pub(crate) struct Draft {
     weights: Weights,
+    /// It has none: what it proposes is checked by the model with the request's own.
+    none: Adapters,
     batch: Batch,
     buffers: Buffers,
     /// The running requests that this pass proposes for.
@@ -45,6 +48,7 @@ impl Draft {
         }
         Ok(Self {
             weights: Weights::new(draft, 0, None, accelerator)?,
+            none: Adapters::default(),
             batch: Batch::default(),
             buffers: Buffers::default(),
             drafting: Vec::new(),
@@ -67,7 +71,7 @@ impl Draft {
             let drafts = usize::from(!job.proposal.is_empty());
             let end = if drafts == 1 { job.sample.tokens.len() } else { job.computed + part.rows };
             let tokens = job.sample.tokens[job.drafted..end].iter().copied();
-            self.batch.push(tokens, job.drafted, &job.pages, drafts);
+            self.batch.push(tokens, job.drafted, &job.pages, drafts, None);
             job.drafted = end;
             if drafts == 1 {
                 self.drafting.push(part.job);
@@ -77,7 +81,7 @@ impl Draft {
         while !self.batch.tokens.is_empty() {
             let vocab = self.weights.model.config().vocab_size;
             let (weights, batch, buffers) = (&self.weights, &self.batch, &mut self.buffers);
-            let logits = forward(weights, store, batch, buffers)?.into_host()?;
+            let logits = forward(weights, &self.none, store, batch, buffers)?.into_host()?;
             for (&job, logits) in self.drafting.iter().zip(logits.chunks_exact(vocab)) {
                 SAMPLER.with_borrow_mut(|sampler| jobs[job].draft(sampler, logits, index));
             }
@@ -87,7 +91,7 @@ impl Draft {
             for &job in &self.drafting {
                 let job = &mut jobs[job];
                 let token = job.proposal[index - 1];
-                self.batch.push(std::iter::once(token), job.drafted, &job.pages, 1);
+                self.batch.push(std::iter::once(token), job.drafted, &job.pages, 1, None);
                 job.drafted += 1;
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use aligner_core::model::CausalLm;
 use aligner_core::ops::rows::PAGE;
-use aligner_core::weights::checksum;
+use aligner_core::weights::{AdapterCheckpoint, checksum};
 use aligner_core::{
     Detokenize, Engine, EngineStats, Error, Event, FinishReason, ParamSet, Policy as _, Request, RequestId,
     Result, Sample,
@@ -16,6 +16,7 @@ use aligner_core::{
 use rayon::prelude::*;
 
 use crate::accelerator::{self, DeviceWeights};
+use crate::adapters::Adapters;
 use crate::config::{CacheSize, EngineConfig, InFlight, Speculation};
 use crate::draft::Draft;
 use crate::host::{Batch, Buffers, Store};
@@ -38,6 +39,7 @@ pub struct PagedEngine {
     /// The model's keys and values, then a draft model's; none while unloaded.
     stores: Vec<Store>,
     draft: Option<Draft>,
+    adapters: Adapters,
     queue: Queue,
     text: Option<Arc<dyn Detokenize>>,
     ready: Vec<Event>,
@@ -92,6 +94,7 @@ impl PagedEngine {
             pages: Pages::new(pages),
             stores: Vec::new(),
             draft,
+            adapters: Adapters::default(),
             queue: Queue::default(),
             text: None,
             ready: Vec::new(),
@@ -109,6 +112,23 @@ impl PagedEngine {
     #[must_use]
     pub fn with_text(self, text: Arc<dyn Detokenize>) -> Self {
         Self { text: Some(text), ..self }
+    }
+
+    /// Adds an adapter of the model, which requests name ([`Request::adapter`]): a pass serves requests of all
+    /// adapters and of the base alone, and reads the base's weights once. Cached prompts are an adapter's own.
+    ///
+    /// # Errors
+    /// A name that is taken; an adapter of another model, or with whole modules of its own; a model that has an adapter
+    /// already, or that runs on an accelerator.
+    pub fn add_adapter(&mut self, name: &str, file: &AdapterCheckpoint) -> Result<()> {
+        let Some(weights) = self.weights.first() else { return Ok(()) };
+        if weights.model.config().adapter.is_some() {
+            return Err(Error::Invalid("the engine's model has an adapter of its own already".into()));
+        }
+        if weights.on_device().is_some() {
+            return Err(Error::Invalid("the engine runs no adapter on an accelerator yet".into()));
+        }
+        self.adapters.add(name, file, weights)
     }
 
     /// Frees the cache and copied weights; running requests wait and are computed again after
@@ -197,7 +217,8 @@ impl PagedEngine {
             if job.version == Some(weights.version) {
                 let complete = part.rows >= job.pending();
                 let wanted = if complete { 1 + job.proposal.len() } else { 0 };
-                self.batch.push(job.next_tokens().take(part.rows), job.computed, &job.pages, wanted);
+                let tokens = job.next_tokens().take(part.rows);
+                self.batch.push(tokens, job.computed, &job.pages, wanted, job.adapter);
             }
         }
         if self.batch.tokens.is_empty() {
@@ -205,7 +226,7 @@ impl PagedEngine {
         }
         self.computed_tokens += self.batch.tokens.len() as u64;
         let (batch, buffers) = (&self.batch, &mut self.buffers);
-        let logits = forward(weights, store, batch, buffers)?;
+        let logits = forward(weights, &self.adapters, store, batch, buffers)?;
         let context = weights.model.config().max_positions;
         let vocab = weights.model.config().vocab_size;
         let mut first = 0;
@@ -267,6 +288,10 @@ impl PagedEngine {
         let (id, config) = (&request.prompt.id, weights.model.config());
         let tokens = request.prompt.tokens.len();
         let refuse = |message: String| Err(Error::Invalid(format!("prompt {id}: {message}")));
+        if let Some(name) = request.adapter.as_ref().filter(|name| self.adapters.find(name).is_none()) {
+            let known: Vec<&str> = self.adapters.names().collect();
+            return refuse(format!("no adapter is called `{name}`; there are {known:?}"));
+        }
         if tokens == 0 {
             return refuse("no token to start from".into());
         }
@@ -359,7 +384,8 @@ impl Engine for PagedEngine {
         self.check(&request)?;
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        let mut job = Job::new(id, request, self.text.as_ref(), self.draft.is_some());
+        let adapter = request.adapter.as_deref().and_then(|name| self.adapters.find(name));
+        let mut job = Job::new(id, request, self.text.as_ref(), self.draft.is_some(), adapter);
         if job.request.sampling.max_tokens == 0 {
             job.finish = Some(FinishReason::Length);
             self.ready.push(finished(job));
@@ -407,6 +433,9 @@ impl Engine for PagedEngine {
     /// By handle on the CPU device, by conversion from others. What the cache knew of the old weights is
     /// dropped; requests that run follow [`EngineConfig::in_flight`].
     fn refit(&mut self, params: &ParamSet, version: u64) -> Result<()> {
+        if !self.adapters.is_empty() {
+            return Err(Error::Invalid("an engine with named adapters keeps its weights".into()));
+        }
         let Some(newest) = self.weights.first_mut() else { return Ok(()) };
         let packed = self.config.packed.filter(|_| !self.stores.is_empty());
         let is_last = self.config.in_flight == InFlight::Continue;

@@ -5,6 +5,7 @@ use aligner_core::ops::logits::softmax_sum;
 use aligner_core::ops::rows::PAGE;
 use aligner_core::{Batch, Error, Group, Needs, Policy as _, Result, Sample};
 
+use crate::adapters::Adapters;
 use crate::engine::PagedEngine;
 use crate::host;
 use crate::logits::forward;
@@ -43,9 +44,9 @@ impl PagedEngine {
         let mut store = host::Store::new(weights, pages);
         let table: Vec<Page> = (0..pages as Page).collect();
         let mut batch = host::Batch::default();
-        batch.push(tokens.iter().copied(), 0, &table, tokens.len());
+        batch.push(tokens.iter().copied(), 0, &table, tokens.len(), None);
         let mut buffers = host::Buffers::default();
-        let logits = forward(weights, &mut store, &batch, &mut buffers)?.into_host()?;
+        let logits = forward(weights, &Adapters::default(), &mut store, &batch, &mut buffers)?.into_host()?;
         let rows = logits.chunks_exact(config.vocab_size).zip(&tokens[1..]);
         let own = rows.map(|(row, &token)| row[token as usize] - log_sum_exp(row));
 

@@ -2,6 +2,7 @@
 
 mod adapted;
 mod experts;
+mod named;
 
 use aligner_core::model::{Exec, Linear, Mixture, ModelConfig, Norm, NormKind};
 use aligner_core::ops::rows::{
@@ -12,9 +13,9 @@ use aligner_core::ops::{Activation, AttentionShape};
 use aligner_core::{Error, Result};
 
 use crate::accelerator::DeviceStore;
+use crate::adapters::Adapters;
 use crate::pages::Page;
 use crate::weights::Weights;
-use adapted::has_gain;
 use aligner_core::ops::rows::PAGE;
 
 /// Keys and values of all layers, where the weights are.
@@ -79,6 +80,8 @@ pub(crate) struct Batch {
     pub(crate) table: Vec<Page>,
     /// The rows whose logits are asked for, ascending.
     pub(crate) wanted: Vec<usize>,
+    /// The adapter of each row.
+    pub(crate) owners: Vec<Option<usize>>,
 }
 
 impl Batch {
@@ -88,16 +91,18 @@ impl Batch {
         self.spans.clear();
         self.table.clear();
         self.wanted.clear();
+        self.owners.clear();
     }
 
-    /// Adds `tokens`, the first at `position`, of a sequence with these pages; the logits of the last
-    /// `wanted` of them are asked for.
+    /// Adds `tokens`, the first at `position`, of a sequence with these pages and this adapter; the logits of
+    /// the last `wanted` of them are asked for.
     pub(crate) fn push(
         &mut self,
         tokens: impl Iterator<Item = u32>,
         position: usize,
         pages: &[Page],
         wanted: usize,
+        adapter: Option<usize>,
     ) {
         let first = self.tokens.len();
         self.tokens.extend(tokens);
@@ -106,6 +111,7 @@ impl Batch {
         self.table.extend_from_slice(&pages[..end.div_ceil(PAGE)]);
         self.positions.extend(position..end);
         self.wanted.extend(rows.end - wanted..rows.end);
+        self.owners.resize(rows.end, adapter);
         self.spans.push(Span { rows, position, pages: start..self.table.len() });
     }
 }
@@ -137,6 +143,7 @@ impl Buffers {
 /// Runs a batch; returns the logits of the wanted rows, `[wanted, vocab]`.
 pub(crate) fn forward<'a>(
     weights: &Weights,
+    adapters: &Adapters,
     store: &mut HostStore,
     batch: &Batch,
     buffers: &'a mut Buffers,
@@ -152,7 +159,7 @@ pub(crate) fn forward<'a>(
             sin.extend(angles.map(f32::sin));
         }
     }
-    let mut pass = Pass { weights, store, batch, buffers, kept: None };
+    let mut pass = Pass { weights, adapters, store, batch, buffers, kept: None };
     let mut x = pass.embed()?;
     for index in body.layers() {
         x = body.layer(&mut pass, index, x)?;
@@ -193,6 +200,7 @@ impl Rows {
 
 struct Pass<'a> {
     weights: &'a Weights,
+    adapters: &'a Adapters,
     store: &'a mut HostStore,
     batch: &'a Batch,
     buffers: &'a mut Buffers,
@@ -380,7 +388,7 @@ impl Exec for Pass<'_> {
             self.recycle(normed);
             return Ok(residual);
         }
-        if has_gain(layer) {
+        if self.has_gain(layer) {
             return Ok(self.exit_with_gain(residual, x, layer));
         }
         let (weight, bias) = (self.weights.matrix(layer.weight), self.weights.bias(layer));

@@ -33,6 +33,8 @@ pub(crate) struct Job {
     /// What the prefix index calls its whole pages, and how many it was told of.
     prefix: Prefix,
     published: usize,
+    /// The place of its adapter.
+    pub(crate) adapter: Option<usize>,
     /// The version of the weights that it runs on; none before it first ran.
     pub(crate) version: Option<u64>,
     /// Tokens that may follow, to be checked in the next pass.
@@ -49,6 +51,7 @@ impl Job {
         mut request: Request,
         text: Option<&Arc<dyn Detokenize>>,
         has_draft: bool,
+        adapter: Option<usize>,
     ) -> Self {
         let begun = request.begun.take();
         let prompt = &request.prompt.tokens;
@@ -82,8 +85,9 @@ impl Job {
             drafted: 0,
             has_draft,
             drafts_seen: 0,
-            prefix: Prefix::ROOT,
+            prefix: Prefix::root(adapter),
             published: 0,
+            adapter,
             version: None,
             proposal: Vec::new(),
             drawn: Vec::new(),
@@ -122,14 +126,19 @@ impl Job {
         self.sample.tokens[self.computed..].iter().chain(&self.proposal).copied()
     }
 
+    /// What the prefix index calls its empty beginning.
+    pub(crate) fn root(&self) -> Prefix {
+        Prefix::root(self.adapter)
+    }
+
     /// Takes what the prefix index knows of its tokens.
     pub(crate) fn find_prefix(&mut self, pages: &mut Pages) {
         // The last token goes through the model in any case: its logits are asked for.
-        let found = pages.find(&self.sample.tokens, self.sample.tokens.len() - 1);
+        let found = pages.find(self.root(), &self.sample.tokens, self.sample.tokens.len() - 1);
         self.published = found.tokens / PAGE;
         (self.computed, self.drafted) = (found.tokens, found.tokens);
         self.pages = found.pages;
-        self.prefix = found.prefix.unwrap_or(Prefix::ROOT);
+        self.prefix = found.prefix.unwrap_or(self.root());
     }
 
     /// Tells the prefix index what the pages hold.
@@ -197,7 +206,7 @@ impl Job {
     /// Gives the pages back; everything is to be computed again.
     pub(crate) fn forget(&mut self, pages: &mut Pages) {
         pages.release_all(&mut self.pages);
-        (self.computed, self.drafted, self.published, self.prefix) = (0, 0, 0, Prefix::ROOT);
+        (self.computed, self.drafted, self.published, self.prefix) = (0, 0, 0, self.root());
         self.proposal.clear();
     }
 

@@ -11,6 +11,7 @@
 //! | `accelerator` | the forward pass on an accelerator's kernels |
 //! | `logits` | what a pass leaves, wherever it ran |
 //! | `draft` | a smaller model that proposes tokens |
+//! | `adapters` | the low-rank adapters that requests name |
 //! | `gap` | how far smaller weights are from the trainer's |
 //! | `weights` | handles of the weights, and smaller copies |
 //! | `sampler`, `stop` | logits to tokens, stop strings |
@@ -20,6 +21,7 @@ mod accelerator;
 #[cfg(not(feature = "cube"))]
 #[path = "accelerator/absent.rs"]
 mod accelerator;
+mod adapters;
 mod config;
 mod draft;
 mod engine;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use aligner_core::{Error, Result};
 
 use crate::accelerator::{self, DeviceLogits};
+use crate::adapters::Adapters;
 use crate::host::{self, Batch, Buffers, Store};
 use crate::weights::Weights;
 
@@ -33,6 +34,7 @@ impl<'a> Logits<'a> {
 /// A token outside of the vocabulary, a failure of the device.
 pub(crate) fn forward<'a>(
     weights: &Weights,
+    adapters: &Adapters,
     store: &mut Store,
     batch: &Batch,
     buffers: &'a mut Buffers,
@@ -40,7 +42,7 @@ pub(crate) fn forward<'a>(
     match (weights.on_device(), store) {
         (None, Store::Host(store)) => {
             // Inside of the thread pool each kernel starts without waking another thread first.
-            rayon::scope(|_| host::forward(weights, store, batch, buffers)).map(Logits::Host)
+            rayon::scope(|_| host::forward(weights, adapters, store, batch, buffers)).map(Logits::Host)
         }
         (Some(own), Store::Device(store)) => {
             accelerator::forward(weights, own, store, batch).map(Logits::Device)

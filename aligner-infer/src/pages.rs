@@ -16,8 +16,14 @@ pub(crate) type Page = u32;
 pub(crate) struct Prefix(u64);
 
 impl Prefix {
-    /// The empty beginning.
+    /// The empty beginning of requests without an adapter.
     pub(crate) const ROOT: Self = Self(0);
+
+    /// The empty beginning: keys and values depend on the adapter, so each has its own. Other names count from
+    /// below.
+    pub(crate) fn root(adapter: Option<usize>) -> Self {
+        adapter.map_or(Self::ROOT, |adapter| Self(u64::MAX - adapter as u64))
+    }
 }
 
 /// All pages.
@@ -124,10 +130,10 @@ impl Pages {
         slot.holders == 1 && offset >= slot.indexed
     }
 
-    /// The longest indexed beginning of `tokens`, at most `limit` tokens of it; its pages are held.
-    pub(crate) fn find(&mut self, tokens: &[u32], limit: usize) -> Match {
+    /// The longest indexed beginning of `tokens` after `root`, at most `limit` tokens of it; its pages are held.
+    pub(crate) fn find(&mut self, root: Prefix, tokens: &[u32], limit: usize) -> Match {
         let mut found = Match::default();
-        let mut parent = Prefix::ROOT;
+        let mut parent = root;
         while found.tokens < limit {
             let rest = &tokens[found.tokens..limit];
             let Some((prefix, page, common)) = self.index.best(parent, rest) else { break };
@@ -143,9 +149,9 @@ impl Pages {
         found
     }
 
-    /// How many leading tokens of `tokens` the index knows, at most `limit`.
-    pub(crate) fn known(&self, tokens: &[u32], limit: usize) -> usize {
-        let (mut known, mut parent) = (0, Prefix::ROOT);
+    /// How many leading tokens of `tokens` the index knows after `root`, at most `limit`.
+    pub(crate) fn known(&self, root: Prefix, tokens: &[u32], limit: usize) -> usize {
+        let (mut known, mut parent) = (0, root);
         while known < limit {
             let Some((prefix, _, common)) = self.index.best(parent, &tokens[known..limit]) else { break };
             known += common;
@@ -273,7 +279,7 @@ mod tests {
         pages.release_all(&mut vec![first, second]);
         assert_eq!(pages.available(), 4);
 
-        let found = pages.find(&prompt, prompt.len() - 1);
+        let found = pages.find(Prefix::ROOT, &prompt, prompt.len() - 1);
         assert_eq!((found.pages.as_slice(), found.tokens), ([first, second].as_slice(), PAGE + 4));
         assert_eq!(found.prefix, Some(whole));
         assert_eq!((pages.held(), pages.available()), (2, 2));
@@ -281,8 +287,8 @@ mod tests {
 
         let mut other = prompt.clone();
         other[3] = 99;
-        assert_eq!(pages.known(&other, other.len()), 3);
-        assert_eq!(pages.known(&[7], 1), 0);
+        assert_eq!(pages.known(Prefix::ROOT, &other, other.len()), 3);
+        assert_eq!(pages.known(Prefix::ROOT, &[7], 1), 0);
     }
 
     #[test]
@@ -293,9 +299,12 @@ mod tests {
             pages.publish(Prefix::ROOT, &[start, 1], page);
             pages.release(page);
         }
-        assert_eq!(pages.find(&[100, 1, 5], 2).pages.len(), 1, "in use again: not idle");
+        assert_eq!(pages.find(Prefix::ROOT, &[100, 1, 5], 2).pages.len(), 1, "in use again: not idle");
         assert!(pages.take().is_some());
-        assert_eq!((pages.known(&[200, 1], 2), pages.known(&[100, 1], 2)), (0, 2));
+        assert_eq!(
+            (pages.known(Prefix::ROOT, &[200, 1], 2), pages.known(Prefix::ROOT, &[100, 1], 2)),
+            (0, 2)
+        );
         assert!(pages.take().is_none());
     }
 
@@ -308,7 +317,7 @@ mod tests {
         pages.release(idle);
         pages.forget_all();
         assert_eq!((pages.available(), pages.held()), (2, 1));
-        assert_eq!(pages.known(&[1], 1) + pages.known(&[2], 1), 0);
+        assert_eq!(pages.known(Prefix::ROOT, &[1], 1) + pages.known(Prefix::ROOT, &[2], 1), 0);
         pages.release(kept);
         assert_eq!(pages.available(), 3);
     }

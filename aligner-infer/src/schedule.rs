@@ -167,9 +167,10 @@ impl Queue {
         let prefills = self
             .running
             .iter()
-            .filter(|other| other.version == Some(version) && other.computed < other.prompt_len());
+            .filter(|other| other.version == Some(version) && other.computed < other.prompt_len())
+            .filter(|other| other.adapter == job.adapter);
         let coming = prefills.map(common).max().unwrap_or(0);
-        coming >= PAGE.min(limit) && coming > 0 && coming > pages.known(tokens, limit)
+        coming >= PAGE.min(limit) && coming > 0 && coming > pages.known(job.root(), tokens, limit)
     }
 }
 

@@ -58,6 +58,10 @@ impl Weights {
                 "the engine runs no adapter on an accelerator yet: merge it first (`aligner merge`)".into(),
             ));
         }
+        if let (Some(_), Some(param)) = (&accelerator, model.params().first_packed()) {
+            let message = format!("{}: weights in few bits run on the CPU alone", param.name);
+            return Err(Error::Invalid(message));
+        }
         let head = model.language_head()?;
         let host = model.params().iter().filter(|_| accelerator.is_none());
         let tensors: Vec<HostTensor> = host.map(|param| HostTensor::new(&param.value)).collect();
@@ -98,9 +102,11 @@ impl Weights {
             if let Some(Some(made)) = made.get(at) {
                 return Some(Arc::clone(made));
             }
-            // A head's rounding is in every logit.
-            let is_head = at == self.head.index();
-            let kind = if is_head && kind == PackedKind::Int4 { PackedKind::Int8 } else { kind };
+            // What the trainer holds in few bits, the engine reads as it is.
+            if param.packed.is_some() {
+                return None;
+            }
+            let kind = if at == self.head.index() { kind.of_head() } else { kind };
             match param.shape[..] {
                 [outputs, inputs] if copied.contains(&param.name) => {
                     Some(Arc::new(PackedWeight::pack(tensor.as_slice(), [outputs, inputs], kind)))
@@ -165,15 +171,15 @@ impl Weights {
             return Ok(Vec::new());
         };
         let of_module = |module: &aligner_core::model::AdapterModule| {
-            let values = |end: &str| {
+            let find = |end: &str| {
                 let name = format!("{}{end}", module.name);
                 let id = self.model.params().id(&name);
-                id.map(|id| self.vector(id))
-                    .ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))
+                id.ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))
             };
-            let [weight, a, b] = [values(".weight")?, values(".lora_A.weight")?, values(".lora_B.weight")?];
+            let weight = self.own_matrix(find(".weight")?);
+            let [a, b] = [find(".lora_A.weight")?, find(".lora_B.weight")?].map(|id| self.vector(id));
             let rows = AdaptedRows { weight, a, b, scale: module.scale, shape: module.shape };
-            let magnitudes = values(".lora_magnitude_vector")?;
+            let magnitudes = self.vector(find(".lora_magnitude_vector")?);
             Ok(magnitudes.iter().zip(rows.lengths()).map(|(magnitude, length)| magnitude / length).collect())
         };
         adapter.modules.iter().map(of_module).collect()
@@ -189,12 +195,21 @@ impl Weights {
         self.tensors[id.index()].as_slice()
     }
 
-    /// A linear's weight.
+    /// A linear's weight, or the copy of it.
     pub(crate) fn matrix(&self, id: ParamId) -> Weight<'_> {
-        if let Some(Some(packed)) = self.packed.get(id.index()) {
+        match self.packed.get(id.index()) {
+            Some(Some(packed)) => packed.view(),
+            _ => self.own_matrix(id),
+        }
+    }
+
+    /// A linear's weight as the trainer has it.
+    pub(crate) fn own_matrix(&self, id: ParamId) -> Weight<'_> {
+        let param = self.model.params().get(id);
+        if let Some(packed) = &param.packed {
             return packed.view();
         }
-        let inputs = self.model.params().get(id).shape.last().copied().unwrap_or(1).max(1);
+        let inputs = param.shape.last().copied().unwrap_or(1).max(1);
         let data = self.vector(id);
         Weight::F32(F32::new(data, data.len() / inputs, inputs))
     }

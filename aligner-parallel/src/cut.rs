@@ -72,6 +72,10 @@ pub(crate) fn cut(
     for name in names {
         let param =
             whole.by_name(name).ok_or_else(|| Error::Invalid(format!("the parameters lack {name}")))?;
+        if param.packed.is_some() {
+            own.share(param)?;
+            continue;
+        }
         let (shape, value) = cut_param(param, splits, rank, ranks);
         own.insert(*name, &shape, value)?;
         if let Some(added) = own.iter_mut().last() {

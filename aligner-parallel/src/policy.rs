@@ -75,6 +75,7 @@ impl ParallelLm {
         let (mesh, config) = (comms.mesh(), model.config());
         mesh.check(config)?;
         check_balance(mesh, config)?;
+        check_packed(mesh, model.params(), how)?;
         let chunks = how.chunks.max(1);
         let (depth, tensor) = (comms.along(Axis::Pipeline), comms.along(Axis::Tensor));
         let parts = depth.size() * chunks;
@@ -289,6 +290,17 @@ impl Policy for ParallelLm {
         self.share(&mut gradients)?;
         failure.map_or(Ok(gradients), Err)
     }
+}
+
+/// Weights in few bits are whole on every rank.
+fn check_packed(mesh: Mesh, params: &ParamSet, how: Cut) -> Result<()> {
+    let Some(param) = params.first_packed() else { return Ok(()) };
+    let cuts = [Axis::Tensor, Axis::Expert, Axis::Pipeline].iter().any(|&axis| mesh.axis_size(axis) > 1);
+    if !cuts && !how.share_parameters {
+        return Ok(());
+    }
+    let message = "is held in few bits: it is whole on every rank, without tp, ep, pp and shard_parameters";
+    Err(Error::Invalid(format!("{} {message}", param.name)))
 }
 
 /// A loss on the use of experts is over all rows of a batch in all layers: no rank may lack some of them.

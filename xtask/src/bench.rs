@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what our steps take, beside `PyTorch`'s and beside slower forms of themselves.
 
 mod balance;
+mod moe;
 mod rlhf;
 mod train;
 
@@ -27,6 +28,8 @@ enum Task {
     Rlhf(rlhf::Options),
     /// How long ranks wait for each other while they draw, prompts split in advance or taken; writes docs/pictures.
     Balance(balance::Options),
+    /// What a token takes in a mixture of experts, beside a dense model with as many parameters for it.
+    Moe(moe::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -35,6 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(Task::Train(options)) => train::run(options),
         Some(Task::Rlhf(options)) => rlhf::run(options),
         Some(Task::Balance(options)) => balance::run(options),
+        Some(Task::Moe(options)) => moe::run(options),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings of the rollout loop.
 
+use aligner_core::ops::rows::PackedKind;
 use aligner_core::{Error, Result, Sampling};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,21 @@ pub enum EngineWeights {
     Int8,
     /// A copy of 4 bits a value.
     Int4,
+    /// A copy of 4 bits a value, which stand for quantiles of a normal distribution.
+    Nf4,
+}
+
+impl EngineWeights {
+    /// The kind of copy; none where there is none.
+    pub fn packed(self) -> Option<PackedKind> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(PackedKind::Bf16),
+            Self::Int8 => Some(PackedKind::Int8),
+            Self::Int4 => Some(PackedKind::Int4),
+            Self::Nf4 => Some(PackedKind::Nf4),
+        }
+    }
 }
 
 /// Settings of [`crate::Online`]; the names are TRL's where it has one.

@@ -134,6 +134,7 @@ impl Round {
                 sample: index as u64,
                 born: one.born,
                 priority: 0,
+                adapter: None,
                 begun: response.sample.take(),
             };
             self.places.insert(engine.submit(request)?, (at, index));

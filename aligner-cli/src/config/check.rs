@@ -151,6 +151,10 @@ fn model(config: &RunConfig, found: &mut Found) {
             .into_iter()
             .for_each(|(key, message)| add(found, &format!("model.lora.{key}"), message));
         add_errors(found, "model.lora", lora.config().errors());
+        if lora.base().packed().is_some() && config.model.device != "cpu" {
+            let message = "weights in fewer bits are for the device `cpu` alone";
+            add(found, "model.lora.base", message);
+        }
     }
     if let Some(message) = config.reference.path.as_deref().and_then(not_a_model) {
         add(found, "reference.path", message);

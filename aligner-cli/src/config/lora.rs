@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use aligner_algos::EngineWeights;
 use aligner_core::model::{LoraConfig, Targets};
 use aligner_core::weights::AdapterCheckpoint;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,12 @@ pub struct LoraSection {
     /// Share of what the adapter sees that is dropped in training; 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
+    /// How the frozen linears of the layers are held: `f32`, or in fewer bits (`QLoRA`); `f32`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<EngineWeights>,
+    /// Modules that are trained in full beside the adapter; none but a score head.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules_to_save: Vec<String>,
     /// Other ranks by name of linear.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, usize>,
@@ -53,13 +60,20 @@ impl LoraSection {
             dora: self.dora.unwrap_or(base.dora),
             rank_pattern: self.rank_pattern.clone().into_iter().collect(),
             alpha_pattern: self.alpha_pattern.clone().into_iter().collect(),
+            modules_to_save: self.modules_to_save.clone(),
         }
+    }
+
+    /// How the frozen linears are held.
+    pub(crate) fn base(&self) -> EngineWeights {
+        self.base.unwrap_or_default()
     }
 
     /// The same with the defaults written out.
     pub(super) fn filled(&self) -> Self {
+        let base = Some(self.base());
         if self.path.is_some() {
-            return self.clone();
+            return Self { base, ..self.clone() };
         }
         let LoraConfig { r, alpha, targets, rslora, dropout, dora, .. } = self.config();
         Self {
@@ -69,6 +83,7 @@ impl LoraSection {
             rslora: Some(rslora),
             dora: Some(dora),
             dropout: Some(dropout),
+            base,
             ..self.clone()
         }
     }
@@ -86,6 +101,7 @@ impl LoraSection {
             ("targets", self.targets.is_some()),
             ("rslora", self.rslora.is_some()),
             ("dora", self.dora.is_some()),
+            ("modules_to_save", !self.modules_to_save.is_empty()),
             ("rank_pattern", !self.rank_pattern.is_empty()),
             ("alpha_pattern", !self.alpha_pattern.is_empty()),
         ];

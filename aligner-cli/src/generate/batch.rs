@@ -66,6 +66,9 @@ fn line(asked: &Asked, sample: u64, answer: &Answer, logps: bool) -> Value {
             line["messages"] = turns.iter().map(aligner_data::Message::to_value).collect();
         }
     }
+    if let Some(adapter) = &asked.adapter {
+        line["adapter"] = adapter.as_str().into();
+    }
     let of_each = |value: fn(&Drawn) -> Value| answer.drawn.iter().map(value).collect::<Value>();
     line["text"] = answer.text.as_str().into();
     line["tokens"] = of_each(|drawn| drawn.token.into());

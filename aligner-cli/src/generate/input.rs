@@ -17,6 +17,8 @@ pub(super) struct Asked {
     /// As in the file, or the line's number.
     pub(super) id: Value,
     pub(super) question: Question,
+    /// The name of the adapter that is to answer.
+    pub(super) adapter: Option<String>,
 }
 
 /// What is to be answered.
@@ -31,6 +33,7 @@ struct Line {
     id: Option<Value>,
     prompt: Option<String>,
     messages: Option<Vec<Turn>>,
+    adapter: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -74,7 +77,7 @@ fn parse(text: &str, number: usize) -> Result<Asked, String> {
         (None, Some(_)) => return Err("`messages` is empty".into()),
         (None, None) => return Err("expected `prompt` or `messages`, got neither".into()),
     };
-    Ok(Asked { id: line.id.unwrap_or_else(|| number.into()), question })
+    Ok(Asked { id: line.id.unwrap_or_else(|| number.into()), question, adapter: line.adapter })
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use aligner_core::Needs;
-use aligner_core::model::{Adapter, CausalLm, ModelConfig, Role};
-use aligner_infer::EngineConfig;
+use aligner_core::model::{Adapter, CausalLm, ModelConfig, ParamSpec, Role};
+use aligner_infer::{EngineConfig, PackedKind};
 
 use super::shape::Shape;
 use crate::Run;
@@ -17,10 +17,12 @@ const F32_BYTES: f64 = 4.0;
 pub(super) struct Memory(Vec<(&'static str, f64)>);
 
 impl Memory {
-    /// What a step of this shape holds at its peak, where an adapter of so many parameters is trained or, for
+    /// What a step of this shape holds at its peak, where so many parameters are trained beside frozen ones or, for
     /// none, the model.
     pub(super) fn estimate(config: &ModelConfig, adapter: Option<usize>, run: &Run, shape: &Shape) -> Self {
-        let base = config.num_params() as f64 * F32_BYTES;
+        let whole = config.num_params() as f64 * F32_BYTES;
+        let kind = run.config.model.lora.as_ref().and_then(|lora| lora.base().packed());
+        let base = kind.map_or(whole, |kind| packed(config, kind));
         let trained = adapter.map_or(base, |count| count as f64 * F32_BYTES);
         // A further micro-batch's gradients are there beside the sum of those before.
         let sets = if shape.micro_batches > 1.0 { 2.0 } else { 1.0 };
@@ -30,7 +32,7 @@ impl Memory {
         // Without its adapter, the model is its own reference.
         let shared = adapter.is_some() && run.config.reference.path.is_none();
         if run.algorithm.needs().contains(Needs::REF_LOGPS) && !shared {
-            kinds.push(("reference", base));
+            kinds.push(("reference", whole));
         }
         let checkpointing = run.config.learner.gradient_checkpointing;
         kinds.push(("activations", activations(config, shape.largest_micro_batch, checkpointing)));
@@ -46,6 +48,18 @@ impl Memory {
             self.0.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
         format!("memory      {} at the peak: {}\n", bytes(self.total()), kinds.join(", "))
     }
+}
+
+/// Bytes of a base whose linears are packed.
+fn packed(config: &ModelConfig, kind: PackedKind) -> f64 {
+    let bytes = |spec: ParamSpec| match spec.packable() {
+        Some(shape) => {
+            let kind = if kind.fits(shape) { kind } else { PackedKind::Bf16 };
+            kind.bytes(shape[0] * shape[1]) as f64
+        }
+        None => spec.shape.iter().product::<usize>() as f64 * F32_BYTES,
+    };
+    CausalLm::parameters(config).into_iter().map(bytes).sum()
 }
 
 /// What the engine's keys and values take while the sample prompts are answered.
@@ -104,7 +118,7 @@ pub(crate) fn parameters(config: &ModelConfig) -> String {
 
 /// The parameters of an adapter.
 pub(super) fn adapter(adapter: &Adapter, config: &ModelConfig) -> String {
-    let (own, base) = (adapter.num_params(), config.num_params());
+    let (own, base) = (adapter.num_params() + adapter.num_saved(), config.num_params());
     let share = 100.0 * own as f64 / (own + base).max(1) as f64;
     format!("adapter     {} ({share:.2} %): {}\n", count(own), adapter.describe())
 }
@@ -163,6 +177,14 @@ mod tests {
         // 4 * 16 + 3 * 16 + 3 * 8 + 2 * (2 * 16 + 2 * 24) a layer, and 2 * 16 for all.
         let all = activations(&mixture(), 10, false);
         assert!((all - 10.0 * 4.0 * (2.0 * 296.0 + 32.0)).abs() < 1e-9, "{all}");
+    }
+
+    #[test]
+    fn a_packed_base_has_whole_embeddings_and_norms() {
+        let kind = PackedKind::Int8;
+        // Rows of 16 and 24 fit no group of 32: bf16. Embedding, head, norms and routers are whole.
+        let of_layers = 2 * (768 + 8 * 3 * 16 * 24);
+        assert!((packed(&mixture(), kind) - f64::from(2 * of_layers + 4 * (3200 + 80 + 256))).abs() < 1e-9);
     }
 
     #[test]

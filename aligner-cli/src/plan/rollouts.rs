@@ -50,7 +50,9 @@ pub(super) fn describe(
                 let own = Adapter::new(lora.config(), config).map_or(0, |adapter| adapter.num_params());
                 let own = 16.0 * own as f64;
                 match (critic.path, &run.config.model.lora) {
-                    (None, Some(_)) => ("with an adapter on the policy's base", own),
+                    (None, Some(of_policy)) if of_policy.base() == lora.base() => {
+                        ("with an adapter on the policy's base", own)
+                    }
                     _ => ("with an adapter", weights + own),
                 }
             }

@@ -67,6 +67,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let listener = runtime.block_on(bind(&arguments.host, arguments.port))?;
     let model = arguments.model.writer()?;
     let settings = settings(arguments, &model);
+    let is_base = settings.adapters.contains(&settings.model_name);
+    let advice = "is the model's own name; --served-model-name gives it another";
+    ensure!(!is_base, Usage(format!("--adapter: `{}` {advice}", settings.model_name)));
     let tokenizer = model.tokenizer.clone();
     let flags = arguments.engine.clone();
     let engine = EngineHandle::start(arguments.max_queue, move || {
@@ -80,7 +83,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if tokenizer.template().is_none() {
         say("the model has no chat template: /v1/completions answers, /v1/chat/completions does not");
     }
-    say(&format!("serving `{}` on http://{address}", settings.model_name));
+    let names: Vec<String> = settings.names().map(|name| format!("`{name}`")).collect();
+    say(&format!("serving {} on http://{address}", names.join(", ")));
     let idle = settings.request_timeout + IDLE_MARGIN;
     let app = app(engine.clone(), tokenizer, settings);
     let grace = Duration::from_secs(arguments.grace);
@@ -111,6 +115,7 @@ fn settings(arguments: &Arguments, model: &LoadedModel) -> Settings {
     let config = model.checkpoint.config();
     Settings {
         model_name: arguments.served_model_name.clone().unwrap_or_else(|| name_of(&arguments.model.model)),
+        adapters: model.named.iter().map(|(name, _)| name.clone()).collect(),
         context_tokens: config.max_positions,
         vocab_size: config.vocab_size,
         stop_tokens: model.stop_tokens(),

@@ -28,6 +28,8 @@ pub(super) struct Draft {
     pub(super) options: Options,
     /// Whether responses begin with their prompt.
     pub(super) echo: bool,
+    /// The adapter that answers.
+    pub(super) adapter: Option<String>,
     sources: Vec<Source>,
 }
 
@@ -52,13 +54,12 @@ const COMPLETION_TOKENS: usize = 16;
 impl Draft {
     pub(super) fn take(form: Form, mut fields: Fields, settings: &Settings) -> Result<Self, Failure> {
         let model: Option<String> = fields.take("model")?;
-        if let Some(other) = model.filter(|name| *name != settings.model_name) {
-            return Err(Failure::no_model(&other, &settings.model_name));
-        }
-        match form {
+        let adapter = settings.adapter(model.as_deref())?;
+        let draft = match form {
             Form::Chat => Self::chat(&mut fields, settings),
             Form::Text => Self::text(&mut fields, settings),
-        }
+        };
+        draft.map(|draft| Self { adapter, ..draft })
     }
 
     fn chat(fields: &mut Fields, settings: &Settings) -> Result<Self, Failure> {
@@ -79,7 +80,7 @@ impl Draft {
         let messages: Result<Vec<Message>, Failure> = turns.into_iter().map(Turn::message).collect();
         let variables = fields.take("chat_template_kwargs")?.unwrap_or_default();
         let sources = vec![Source::Conversation(messages?, variables)];
-        Ok(Self { form: Form::Chat, options, echo: false, sources })
+        Ok(Self { form: Form::Chat, options, echo: false, adapter: None, sources })
     }
 
     fn text(fields: &mut Fields, settings: &Settings) -> Result<Self, Failure> {
@@ -104,7 +105,7 @@ impl Draft {
             Prompts::Texts(texts) => texts.into_iter().map(Source::Text).collect(),
             Prompts::TokenLists(lists) => lists.into_iter().map(Source::Tokens).collect(),
         };
-        Ok(Self { form: Form::Text, options, echo, sources })
+        Ok(Self { form: Form::Text, options, echo, adapter: None, sources })
     }
 
     /// How many requests of the engine it makes.
@@ -157,14 +158,19 @@ impl Draft {
 impl Ready {
     /// The requests for `samples` responses. Draws are keyed by the prompt's tokens and the sample's number:
     /// the same request with the same seed gets the same responses, whatever else runs.
-    pub(super) fn requests(&self, options: &Options, context: usize) -> Vec<Request> {
+    pub(super) fn requests(
+        &self,
+        options: &Options,
+        adapter: Option<&String>,
+        context: usize,
+    ) -> Vec<Request> {
         // No longer than what the context leaves.
         let mut sampling = options.sampling.clone();
         sampling.max_tokens = sampling.max_tokens.min(context.saturating_sub(self.tokens.len()));
         sampling.min_tokens = sampling.min_tokens.min(sampling.max_tokens);
         let id = format!("{:016x}", key_of(&format!("{:?}", self.tokens)));
         let prompt = Prompt { id, tokens: self.tokens.clone(), metadata: Value::Null };
-        let request = Request::new(prompt, sampling);
+        let request = Request { adapter: adapter.cloned(), ..Request::new(prompt, sampling) };
         (0..options.samples as u64).map(|sample| Request { sample, ..request.clone() }).collect()
     }
 }

@@ -6,6 +6,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::Settings;
+
 /// A refused or failed request.
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -57,8 +59,10 @@ impl Failure {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message).coded("invalid_api_key")
     }
 
-    pub(super) fn no_model(name: &str, served: &str) -> Self {
-        let message = format!("the model `{name}` is not served here; `{served}` is");
+    pub(super) fn no_model(name: &str, served: &Settings) -> Self {
+        let names: Vec<String> = served.names().map(|own| format!("`{own}`")).collect();
+        let is = if names.len() == 1 { "is" } else { "are" };
+        let message = format!("the model `{name}` is not served here; {} {is}", names.join(", "));
         let failure = Self::refused(StatusCode::NOT_FOUND, message).coded("model_not_found");
         Self { param: Some("model".into()), ..failure }
     }

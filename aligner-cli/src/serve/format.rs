@@ -23,6 +23,8 @@ pub(super) struct Format {
     form: Form,
     id: String,
     created: u64,
+    /// The adapter that answers, whose name the answer has.
+    model: Option<String>,
     state: Arc<State>,
     include_usage: bool,
     /// One for each choice, where they are asked for.
@@ -42,6 +44,7 @@ impl Format {
             form: draft.form,
             id: format!("{prefix}-{:016x}{:016x}", any_seed(), any_seed()),
             created: since.as_secs(),
+            model: draft.adapter.clone(),
             state: Arc::clone(state),
             include_usage: draft.options.include_usage,
             logprobs: draft.options.logprobs.then(of_each),
@@ -171,7 +174,7 @@ impl Format {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.state.settings.model_name,
+            "model": self.model.as_ref().unwrap_or(&self.state.settings.model_name),
             "choices": choices,
         })
     }

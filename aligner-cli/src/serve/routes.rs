@@ -67,7 +67,8 @@ async fn complete(state: &Arc<State>, form: Form, request: Request) -> Result<Re
     let (draft, prompts) = encode(state, draft).await?;
     drop(body);
     let context = state.settings.context_tokens;
-    let requests = prompts.iter().flat_map(|prompt| prompt.requests(&draft.options, context)).collect();
+    let of_prompt = |prompt: &Ready| prompt.requests(&draft.options, draft.adapter.as_ref(), context);
+    let requests = prompts.iter().flat_map(of_prompt).collect();
     let echo = |prompt: &Ready| std::iter::repeat_n(prompt.echo.clone(), draft.options.samples);
     let echoes = prompts.iter().flat_map(echo).collect();
     let prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
@@ -90,23 +91,28 @@ async fn encode(state: &Arc<State>, draft: Draft) -> Result<(Draft, Vec<Ready>),
 }
 
 async fn models(Extract(state): Shared) -> Response {
-    json_response(StatusCode::OK, &json!({ "object": "list", "data": [model_value(&state)] }))
+    let all: Vec<Value> = state.settings.names().map(|name| model_value(&state, name)).collect();
+    json_response(StatusCode::OK, &json!({ "object": "list", "data": all }))
 }
 
 async fn model(Extract(state): Shared, Path(name): Path<String>) -> Response {
-    if name == state.settings.model_name {
-        return json_response(StatusCode::OK, &model_value(&state));
+    if state.settings.names().any(|own| own == name) {
+        return json_response(StatusCode::OK, &model_value(&state, &name));
     }
-    Failure::no_model(&name, &state.settings.model_name).into_response()
+    Failure::no_model(&name, &state.settings).into_response()
 }
 
-fn model_value(state: &State) -> Value {
+/// The model, or an adapter of it.
+fn model_value(state: &State, name: &str) -> Value {
+    let base = &state.settings.model_name;
     json!({
-        "id": state.settings.model_name,
+        "id": name,
         "object": "model",
         "created": state.started,
         "owned_by": "aligner",
         "max_model_len": state.settings.context_tokens,
+        "root": name,
+        "parent": if name == base { Value::Null } else { base.as_str().into() },
     })
 }
 

@@ -1,5 +1,6 @@
 //! Adapters: where they come from, what they belong to, and how they are written.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use aligner_core::{Device, Error, Needs, ParamSet, Policy as _};
 use aligner_data::Tokenizer;
 
 use super::LoadedModel;
+use super::adapter_flag::GivenAdapters;
 use crate::config::{LoraSection, not_a_model};
 use crate::progress::say;
 use crate::{Run, Usage};
@@ -18,9 +20,10 @@ use crate::{Run, Usage};
 pub(crate) struct ModelFlags {
     /// A model's directory, a `.gguf` file, or a run's `model` directory.
     pub(crate) model: PathBuf,
-    /// A low-rank adapter of the model, a directory as PEFT writes it; it runs beside the weights.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) adapter: Option<PathBuf>,
+    /// A low-rank adapter of the model, a directory as PEFT writes it; it runs beside the weights. Several go by
+    /// name, as NAME=DIR, and requests choose among them.
+    #[arg(long, value_name = "DIR|NAME=DIR")]
+    adapter: Vec<String>,
     /// A directory with `tokenizer.json` or `tokenizer.model`, where the model's own has none.
     #[arg(long)]
     pub(crate) tokenizer: Option<PathBuf>,
@@ -32,7 +35,17 @@ impl ModelFlags {
     /// # Errors
     /// Files that are no model, no adapter of it, or score answers.
     pub(crate) fn writer(&self) -> anyhow::Result<LoadedModel> {
-        LoadedModel::writer(&self.model, self.tokenizer.as_deref(), self.adapter.as_deref())
+        let given = GivenAdapters::read(&self.adapter)?;
+        let model = LoadedModel::writer(&self.model, self.tokenizer.as_deref(), given.alone.as_deref())?;
+        let named = given.open()?;
+        if let Some(own) = model.adapter.as_ref().filter(|_| !named.is_empty()) {
+            let advice = "name the base as the model, and this as one of the adapters";
+            return Err(Usage(format!("{}: is an adapter itself; {advice}", own.path().display())).into());
+        }
+        for (_, file) in &named {
+            file.adapter(model.checkpoint.config())?;
+        }
+        Ok(LoadedModel { named, ..model })
     }
 }
 
@@ -104,7 +117,12 @@ pub(crate) fn trained_policy(
         Addition::File(file) => Some(file),
         _ => opened.as_ref(),
     };
-    let mut policy = CausalLm::load(checkpoint, device)?;
+    // What is trained whole, or measured as a plain model, has no frozen base.
+    let kind = match addition {
+        Addition::None => None,
+        Addition::OfRun | Addition::File(_) => section.and_then(|section| section.base().packed()),
+    };
+    let mut policy = CausalLm::load_packed(checkpoint, device, kind)?;
     let scores = run.algorithm.needs().contains(Needs::SCORES);
     match (scores, policy.config().num_labels) {
         (true, None) => policy = policy.with_score_head(file.map_or(1, labels), seed)?,
@@ -221,7 +239,7 @@ pub(crate) fn measured_policy(
 }
 
 /// The adapter that a flag names.
-fn opened(path: &Path) -> anyhow::Result<AdapterCheckpoint> {
+pub(super) fn opened(path: &Path) -> anyhow::Result<AdapterCheckpoint> {
     if !AdapterCheckpoint::is_adapter(path) {
         return Err(Usage(format!("--adapter: {}: no adapter_config.json there", path.display())).into());
     }
@@ -237,6 +255,7 @@ pub(crate) fn tell_adapter(policy: &CausalLm) {
         "adapter: {}; {trained} of {all} parameters are trained ({share:.2} %)",
         adapter.describe()
     ));
+    tell_base(policy);
 }
 
 /// The adapter that a run file describes, on its model, before any weight is read.
@@ -245,12 +264,53 @@ pub(crate) fn tell_adapter(policy: &CausalLm) {
 /// What makes it none of this model.
 pub(crate) fn planned_adapter(run: &Run, checkpoint: &Checkpoint) -> anyhow::Result<Option<Adapter>> {
     let Some(section) = &run.config.model.lora else { return Ok(None) };
+    let mut model = checkpoint.config().clone();
+    if run.algorithm.needs().contains(Needs::SCORES) {
+        model.num_labels = model.num_labels.or(Some(1));
+    }
     let adapter = match &section.path {
-        Some(path) => AdapterCheckpoint::open(path)?.adapter(checkpoint.config())?,
-        None => Adapter::new(section.config(), checkpoint.config())
-            .map_err(|error| blamed(run, "model", error))?,
+        Some(path) => {
+            let file = AdapterCheckpoint::open(path)?;
+            model.num_labels = model.num_labels.map(|own| file.score().map_or(own, |_| labels(&file)));
+            file.adapter(&model)?
+        }
+        None => Adapter::new(section.config(), &model).map_err(|error| blamed(run, "model", error))?,
     };
     Ok(Some(adapter))
+}
+
+/// The base of a run's adapter as the run holds it, without the adapter; the model itself where there is none.
+pub(crate) fn base_model(run: &Run, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<CausalLm> {
+    let kind = run.config.model.lora.as_ref().and_then(|section| section.base().packed());
+    Ok(CausalLm::load_packed(checkpoint, device, kind)?)
+}
+
+/// Says how a run holds the base, where that is in fewer bits.
+fn tell_base(policy: &CausalLm) {
+    let packed = policy.params().iter().filter_map(|param| param.packed.as_ref());
+    let (count, values, bytes, kinds) =
+        packed.fold((0, 0, 0, BTreeSet::new()), |(count, values, bytes, mut kinds), own| {
+            kinds.insert(format!("{:?}", own.kind()).to_lowercase());
+            (count + 1, values + own.shape().iter().product::<usize>(), bytes + own.bytes(), kinds)
+        });
+    if count > 0 {
+        let kinds: Vec<String> = kinds.into_iter().collect();
+        say(&format!(
+            "base: {count} frozen weights of {values} values in {} take {:.1} MiB",
+            kinds.join(" and "),
+            bytes as f64 / f64::from(1 << 20)
+        ));
+    }
+}
+
+/// Says on which weights an adapter was trained, where these were not the base's own.
+pub(crate) fn tell_trained_on(file: &AdapterCheckpoint) {
+    if let Some(kind) = file.trained_on() {
+        say(&format!(
+            "{}: trained on the base in {kind}; merged into the base's own weights, as PEFT recommends",
+            file.path().display()
+        ));
+    }
 }
 
 /// The linears of an adapter with the rank and the scale of each addition, for a reader.
@@ -259,7 +319,9 @@ pub(crate) fn planned_adapter(run: &Run, checkpoint: &Checkpoint) -> anyhow::Res
 /// What is no adapter, or none of this model.
 pub(crate) fn describe_adapter(path: &Path, model: &LoadedModel) -> anyhow::Result<String> {
     let file = opened(path)?;
-    let adapter = file.adapter(model.checkpoint.config())?;
+    let mut config = model.checkpoint.config().clone();
+    config.num_labels = config.num_labels.or_else(|| file.score().map(|_| labels(&file)));
+    let adapter = file.adapter(&config)?;
     let mut out = format!(
         "{}: {}\nbase        {}\nparameters  {}\ndropout     {}\n\n rank     scale  linear, out x in\n",
         path.display(),
@@ -273,6 +335,12 @@ pub(crate) fn describe_adapter(path: &Path, model: &LoadedModel) -> anyhow::Resu
     }
     if let Some(shape) = file.score() {
         let _ = writeln!(out, "\nwith a score head of shape {shape:?}");
+    }
+    for (name, shape) in adapter.saved.iter().filter(|(name, _)| name != "score.weight") {
+        let _ = writeln!(out, "\nin full: {name}, {shape:?}");
+    }
+    if let Some(kind) = file.trained_on() {
+        let _ = writeln!(out, "\ntrained on the base in {kind}");
     }
     Ok(out)
 }

@@ -70,6 +70,7 @@ enum Precision {
     Bf16,
     Int8,
     Int4,
+    Nf4,
 }
 
 impl Precision {
@@ -79,6 +80,7 @@ impl Precision {
             Self::Bf16 => Some(PackedKind::Bf16),
             Self::Int8 => Some(PackedKind::Int8),
             Self::Int4 => Some(PackedKind::Int4),
+            Self::Nf4 => Some(PackedKind::Nf4),
         }
     }
 }
@@ -112,7 +114,10 @@ impl EngineFlags {
             speculation,
             ..EngineConfig::default()
         };
-        let engine = engine(model.policy(&device("cpu")?)?, &model.tokenizer, config)?;
+        let mut engine = engine(model.policy(&device("cpu")?)?, &model.tokenizer, config)?;
+        for (name, file) in &model.named {
+            engine.add_adapter(name, file)?;
+        }
         if self.weights != Precision::F32 {
             self.report(&engine, &model.tokenizer)?;
         }

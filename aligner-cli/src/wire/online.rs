@@ -11,12 +11,12 @@ use aligner_core::model::{CausalLm, ModelConfig};
 use aligner_core::ops::rows::PAGE;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
 use aligner_core::{Device, Error, Needs, Prompt};
-use aligner_infer::{CacheSize, EngineConfig, PackedKind};
+use aligner_infer::{CacheSize, EngineConfig};
 
 use super::adapter::{blamed, with_lora};
 use super::{LoadedModel, engine};
 use crate::Run;
-use crate::config::CriticConfig;
+use crate::config::{CriticConfig, LoraSection};
 use crate::progress::Phase;
 use crate::ranks::Ranks;
 use crate::registry::RewardContext;
@@ -91,14 +91,8 @@ pub(crate) fn online(
 pub(crate) fn rollout_engine(run: &Run, config: &RolloutConfig, longest: usize) -> EngineConfig {
     let responses = (run.config.run.batch_size + config.oversampling) * config.num_generations;
     let most = responses.min(EngineConfig::default().max_running);
-    let packed = match config.weights {
-        EngineWeights::F32 => None,
-        EngineWeights::Bf16 => Some(PackedKind::Bf16),
-        EngineWeights::Int8 => Some(PackedKind::Int8),
-        EngineWeights::Int4 => Some(PackedKind::Int4),
-    };
     let cache = CacheSize::Tokens(most * (longest + 2 * PAGE));
-    EngineConfig { cache, packed, ..EngineConfig::default() }
+    EngineConfig { cache, packed: config.weights.packed(), ..EngineConfig::default() }
 }
 
 fn rewards(run: &mut Run, model: &LoadedModel, device: &Device) -> anyhow::Result<RewardParts> {
@@ -149,8 +143,14 @@ fn critic(
         _ => &model.checkpoint,
     };
     // Two adapters on one frozen base: its weights are there once.
-    let shares = lora.is_some() && path.is_none() && actor.config().adapter.is_some();
-    let mut policy = if shares { actor.without_adapter()? } else { CausalLm::load(checkpoint, device)? };
+    let base = lora.as_ref().map_or(EngineWeights::F32, LoraSection::base);
+    let of_actor = run.config.model.lora.as_ref().map(LoraSection::base);
+    let shares = path.is_none() && lora.is_some() && of_actor == Some(base);
+    let mut policy = if shares {
+        actor.without_adapter()?
+    } else {
+        CausalLm::load_packed(checkpoint, device, base.packed())?
+    };
     match policy.config().num_labels {
         Some(1) => {}
         Some(outputs) => {

@@ -42,6 +42,7 @@ impl Default for Setup {
     fn default() -> Self {
         let settings = Settings {
             model_name: MODEL.into(),
+            adapters: Vec::new(),
             context_tokens: CONTEXT,
             vocab_size: 320,
             stop_tokens: vec![STOP],

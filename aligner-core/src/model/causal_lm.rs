@@ -13,12 +13,14 @@ use super::lora::rows;
 use super::parameters::{self, HEAD, ParamSpec, SCORE};
 use super::{Adapter, ModelConfig, Stage, layerwise};
 use crate::algorithm::LANGUAGE_HEAD;
+use crate::ops::kernel::on_host;
+use crate::ops::rows::{PackedKind, PackedWeight};
 use crate::ops::{Dropout, LogitCap, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
 use crate::weights::Checkpoint;
 use crate::{
-    Batch, Error, Forward, Gradients, LossFn, Needs, ParamId, ParamSet, Policy, Result,
+    Batch, Error, Forward, Gradients, LossFn, Needs, Param, ParamId, ParamSet, Policy, Result,
     policy::accumulate_in_turn,
 };
 
@@ -39,6 +41,8 @@ pub struct CausalLm {
     /// What divides the logits; none where nothing does, so that nothing is rounded.
     temperature: Option<f32>,
     dropout: DropoutKey,
+    /// What the base has in place of the parameters that are trained in full beside an adapter.
+    originals: Arc<[Param]>,
 }
 
 /// What decides which elements an adapter's dropout drops.
@@ -84,13 +88,42 @@ impl CausalLm {
     /// # Errors
     /// Tensors that are absent, of another shape, or that the model has no place for.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
+        Self::load_packed(checkpoint, device, None)
+    }
+
+    /// The same with the layers' linears packed, which are not trained then: the base of an adapter in few bits
+    /// (Dettmers et al. 2023, arXiv:2305.14314). Embeddings, norms, routers, biases and heads are as they are in the
+    /// file. A matrix is packed as it is read, so the whole model's values are never there at once.
+    ///
+    /// # Errors
+    /// As [`CausalLm::load`]; a device other than the CPU, where something is to be packed.
+    pub fn load_packed(checkpoint: &Checkpoint, device: &Device, kind: Option<PackedKind>) -> Result<Self> {
+        let is_host = on_host(&Tensor::<1>::zeros([1], device));
+        if let Some(kind) = kind.filter(|_| !is_host) {
+            return Err(Error::Invalid(format!(
+                "weights in {kind:?} are for the CPU: no other device has products of them"
+            )));
+        }
         let expected = Self::parameters_in(checkpoint)?;
         let mut params = ParamSet::default();
+        let lost = |name: &str| {
+            Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")))
+        };
         for spec in &expected {
-            params.insert_data(spec.name.as_str(), &spec.shape, checkpoint.read_parameter(spec)?, device)?;
+            let values = checkpoint.read_parameter(spec)?;
+            let Some((kind, shape)) = kind.zip(spec.packable()) else {
+                params.insert_data(spec.name.as_str(), &spec.shape, values, device)?;
+                continue;
+            };
+            // Nobody can tell afterwards.
+            if !values.iter().all(|value| value.is_finite()) {
+                return lost(&spec.name);
+            }
+            let packed = Arc::new(PackedWeight::pack(&values, shape, kind));
+            params.insert_packed(spec.name.as_str(), packed, device)?;
         }
         if let Some(name) = params.first_not_finite() {
-            return Err(Error::format(checkpoint.path(), format!("tensor {name} holds NaN or infinity")));
+            return lost(name);
         }
         Self::new(checkpoint.config().clone(), params, device)
     }
@@ -177,13 +210,25 @@ impl CausalLm {
             gradient_checkpointing: false,
             temperature: None,
             dropout: DropoutKey::default(),
+            originals: Arc::default(),
         })
     }
 
-    /// The same model with another adapter, or none, around these parameters.
-    pub(super) fn rebuilt(&self, adapter: Option<Arc<Adapter>>, params: ParamSet) -> Result<Self> {
+    /// The same model with another adapter, or none, around these parameters; `originals` are what the base has in place
+    /// of some.
+    pub(super) fn rebuilt(
+        &self,
+        adapter: Option<Arc<Adapter>>,
+        params: ParamSet,
+        originals: Arc<[Param]>,
+    ) -> Result<Self> {
         let config = ModelConfig { adapter, ..(*self.config).clone() };
-        self.reshaped(config, params, self.stage.clone())
+        Ok(Self { originals, ..self.reshaped(config, params, self.stage.clone())? })
+    }
+
+    /// What the base has in place of the parameters that are trained in full beside an adapter.
+    pub(super) fn originals(&self) -> &Arc<[Param]> {
+        &self.originals
     }
 
     /// The same body with a fresh scalar head of `labels` outputs in place of its own head.
@@ -213,7 +258,7 @@ impl CausalLm {
         config.num_labels = Some(labels);
         let mut params = ParamSet::default();
         for param in self.params.iter().filter(|param| param.name != HEAD && param.name != SCORE) {
-            params.insert(param.name.as_str(), &param.shape, param.value.clone())?;
+            params.share(param)?;
         }
         let shape = [labels, config.hidden_size];
         params.insert_data(SCORE, &shape, normal(&shape, &[seed, u64::MAX], deviation), &self.device)?;
@@ -354,7 +399,8 @@ impl CausalLm {
     pub fn reshaped(&self, config: ModelConfig, params: ParamSet, stage: Stage) -> Result<Self> {
         let part = Self::part(config, params, &self.device, stage)?;
         let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
-        Ok(Self { gradient_checkpointing, temperature, dropout, shard: self.shard.clone(), ..part })
+        let (shard, originals) = (self.shard.clone(), self.originals.clone());
+        Ok(Self { shard, gradient_checkpointing, temperature, dropout, originals, ..part })
     }
 
     /// The same model on other parameters of the same names.

@@ -10,13 +10,14 @@ use super::balance::Balance;
 use super::decoder::Layout;
 use super::lora::Lora;
 use crate::ops::host::HostTensor;
+use crate::ops::rows::{F32, Weight};
 use crate::ops::{
     Activation, AdaptedRows, AttentionShape, Dropout, ExpertWeights, LowRank, Routes, activate, combine,
     dispatch, embedding, experts, gated, layer_norm, linear, lora_linear, rms_norm, rms_norm_plus_one,
     rotary, routing_weights,
 };
 use crate::shard::Shard;
-use crate::{Error, ParamId, ParamSet, Result, constant};
+use crate::{Error, Param, ParamId, ParamSet, Result, constant};
 
 /// The parameters of a linear: `x W^T + b`, and of what an adapter adds.
 #[derive(Debug, Clone, Copy)]
@@ -164,7 +165,7 @@ impl<'a> Tensors<'a> {
     }
 
     fn expert(&self, [gate, up, down]: [Linear; 3]) -> ExpertWeights {
-        let [gate, up, down] = [gate, up, down].map(|linear| self.params.vector(linear.weight));
+        let [gate, up, down] = [gate, up, down].map(|linear| self.params.flat_weight(linear.weight));
         ExpertWeights { gate, up, down }
     }
 
@@ -179,7 +180,7 @@ impl<'a> Tensors<'a> {
         residual: Option<Tensor<2>>,
         bias: Option<Tensor<1>>,
     ) -> Result<Tensor<2>> {
-        let (x, weight) = (x.clone(), self.params.matrix(layer.weight));
+        let (x, weight) = (x.clone(), self.params.weight(layer.weight));
         let Some(lora) = layer.lora else { return linear(x, weight, bias, residual) };
         let dropout = self.dropout.as_ref().map(|dropout| dropout.for_module(lora.module));
         let (a, b) = (self.params.matrix(lora.a), self.params.matrix(lora.b));
@@ -198,11 +199,21 @@ impl<'a> Tensors<'a> {
     /// The lengths of an adapted linear's rows, `[out]`.
     fn lengths(&self, layer: Linear, lora: Lora) -> Vec<f32> {
         let values = |id: ParamId| HostTensor::without_graph(&self.params.vector(id));
-        let (weight, a, b) = (values(layer.weight), values(lora.a), values(lora.b));
-        let [outputs, inputs] = self.params.matrix(layer.weight).dims();
-        let (weight, a, b) = (weight.as_slice(), a.as_slice(), b.as_slice());
-        AdaptedRows { weight, a, b, scale: lora.scale, shape: [outputs, inputs] }.lengths()
+        let (a, b) = (values(lora.a), values(lora.b));
+        let shape = self.params.weight(layer.weight).shape();
+        with_weight(self.params.get(layer.weight), shape, |weight| {
+            AdaptedRows { weight, a: a.as_slice(), b: b.as_slice(), scale: lora.scale, shape }.lengths()
+        })
     }
+}
+
+/// Calls `read` with a linear's weight `[out, in]` as it is held.
+pub(super) fn with_weight<R>(param: &Param, shape: [usize; 2], read: impl FnOnce(Weight<'_>) -> R) -> R {
+    if let Some(packed) = &param.packed {
+        return read(packed.view());
+    }
+    let values = HostTensor::without_graph(&param.value);
+    read(Weight::F32(F32::new(values.as_slice(), shape[0], shape[1])))
 }
 
 impl Exec for Tensors<'_> {

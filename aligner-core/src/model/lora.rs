@@ -1,10 +1,12 @@
 //! Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): which linears have one, of which rank and scale.
 
 pub(super) mod rows;
+mod saved;
 mod targets;
 
 use std::collections::BTreeSet;
 
+pub use saved::SavedParameter;
 pub use targets::Targets;
 
 use super::ModelConfig;
@@ -30,6 +32,9 @@ pub struct LoraConfig {
     pub rank_pattern: Vec<(String, usize)>,
     /// The same for `alpha`.
     pub alpha_pattern: Vec<(String, f64)>,
+    /// Modules that are trained in full beside it, by the ends of their names: `embed_tokens`, `lm_head`, `norm`. A score
+    /// head is always.
+    pub modules_to_save: Vec<String>,
 }
 
 impl Default for LoraConfig {
@@ -43,6 +48,7 @@ impl Default for LoraConfig {
             dora: false,
             rank_pattern: Vec::new(),
             alpha_pattern: Vec::new(),
+            modules_to_save: Vec::new(),
         }
     }
 }
@@ -96,6 +102,8 @@ pub struct Adapter {
     pub config: LoraConfig,
     /// The linears, in the model's order.
     pub modules: Vec<AdapterModule>,
+    /// The base's parameters that are trained in full, in the model's order.
+    pub saved: Vec<SavedParameter>,
 }
 
 /// The addition to one linear.
@@ -134,7 +142,25 @@ impl Adapter {
             AdapterModule { scale: config.scale(&name, rank), name, rank, shape }
         };
         let modules = chosen.map(module).collect();
-        Ok(Self { config, modules })
+        Self::of_modules(config, modules, model)
+    }
+
+    /// The adapter of these linears, with the modules that are trained in full.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a module that is not there or cannot be trained so.
+    pub(crate) fn of_modules(
+        config: LoraConfig,
+        modules: Vec<AdapterModule>,
+        model: &ModelConfig,
+    ) -> Result<Self> {
+        let saved = saved::saved(&config.modules_to_save, model, &modules)?;
+        Ok(Self { config, modules, saved })
+    }
+
+    /// Whether a parameter of the base is trained in full.
+    pub fn saves(&self, name: &str) -> bool {
+        self.saved.iter().any(|(own, _)| own == name)
     }
 
     /// Names and shapes of the adapter's parameters.
@@ -153,6 +179,11 @@ impl Adapter {
         [A, B, MAGNITUDE].iter().any(|end| name.ends_with(end))
     }
 
+    /// How many parameters of the base are trained in full.
+    pub fn num_saved(&self) -> usize {
+        self.saved.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
     /// How many parameters the adapter has.
     pub fn num_params(&self) -> usize {
         self.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
@@ -166,7 +197,11 @@ impl Adapter {
         let flags = [(*rslora, ", rsLoRA"), (*dora, ", DoRA")];
         let flags: String = flags.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         let count = self.modules.len();
-        format!("rank {r}, alpha {alpha}{flags}, on {count} linears: {}", kinds.join(", "))
+        let saved = match self.config.modules_to_save.as_slice() {
+            [] => String::new(),
+            names => format!("; in full: {}", names.join(", ")),
+        };
+        format!("rank {r}, alpha {alpha}{flags}, on {count} linears: {}{saved}", kinds.join(", "))
     }
 }
 
@@ -260,6 +295,8 @@ mod tests {
             (LoraConfig { targets: names(&["q_proj", "q_prj"]), ..base() }, "did you mean `q_proj`?"),
             (LoraConfig { targets: names(&["attention.wq"]), ..base() }, "q_proj, k_proj"),
             (LoraConfig { targets: names(&["lm_head"]), ..base() }, "the layers' linears alone"),
+            (LoraConfig { modules_to_save: vec!["lm_haed".into()], ..base() }, "it has embed_tokens"),
+            (LoraConfig { modules_to_save: vec!["q_proj".into()], ..base() }, "not both"),
         ] {
             let message = Adapter::new(config, &model()).unwrap_err().to_string();
             assert!(message.contains(part), "{message}");

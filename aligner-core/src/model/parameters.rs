@@ -62,6 +62,19 @@ impl ParamSpec {
         Some((self.name.strip_suffix(WEIGHT)?, shape))
     }
 
+    /// Whether it belongs to a module whose name ends like this, as PEFT reads `modules_to_save`: `norm` is all norms of a
+    /// Llama, `model.norm` the last one.
+    pub fn is_of_module(&self, name: &str) -> bool {
+        self.name.rsplit_once('.').map_or(self.name.as_str(), |(module, _)| module).ends_with(name)
+    }
+
+    /// Its `[out, in]` where it may be packed while an adapter is trained: that of a linear of the layers, an expert's
+    /// too.
+    pub fn packable(&self) -> Option<[usize; 2]> {
+        let linear = matches!(self.role, Role::Attention | Role::Mlp | Role::Expert(_));
+        self.shape.as_slice().try_into().ok().filter(|_| linear)
+    }
+
     /// The value that it has in a fresh model: none for the matrices, which are random.
     pub(super) fn fresh(&self, config: &ModelConfig) -> Option<f32> {
         match (self.role, self.shape.len()) {

@@ -2,11 +2,13 @@
 
 use rayon::prelude::*;
 
+use super::rows::Weight;
+
 /// Rows of a linear, and the low-rank addition to them, in host memory.
 #[derive(Debug, Clone, Copy)]
 pub struct AdaptedRows<'a> {
     /// `[out, in]`.
-    pub weight: &'a [f32],
+    pub weight: Weight<'a>,
     /// `[rank, in]`.
     pub a: &'a [f32],
     /// `[out, rank]`.
@@ -23,8 +25,8 @@ impl AdaptedRows<'_> {
         let [outputs, inputs] = self.shape;
         let rank = self.b.len() / outputs.max(1);
         let of_row = |row: &mut Vec<f32>, output: usize| {
-            row.clear();
-            row.extend_from_slice(&self.weight[output * inputs..][..inputs]);
+            row.resize(inputs, 0.0);
+            self.weight.unpack(output..output + 1, 0..inputs, row);
             for (b, a) in self.b[output * rank..][..rank].iter().zip(self.a.chunks_exact(inputs.max(1))) {
                 let factor = self.scale * b;
                 row.iter_mut().zip(a).for_each(|(value, a)| *value += factor * a);
@@ -55,13 +57,14 @@ impl AdaptedRows<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::F32;
     use super::*;
 
     #[test]
     fn rows_and_lengths_have_their_hand_computed_values() {
         // W = [[1, 2], [0, 4]], B A = [[3], [0]] [[1, 0.5]] = [[3, 1.5], [0, 0]], scale 2.
         let rows = AdaptedRows {
-            weight: &[1.0, 2.0, 0.0, 4.0],
+            weight: Weight::F32(F32::new(&[1.0, 2.0, 0.0, 4.0], 2, 2)),
             a: &[1.0, 0.5],
             b: &[3.0, 0.0],
             scale: 2.0,

@@ -2,11 +2,11 @@
 
 mod kernel;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::kernel::{on_host, run};
 use super::tie::{Left, tie};
-use super::{Activation, gate};
+use super::{Activation, WeightOperand, gate};
 use crate::{Error, Result};
 use kernel::Experts;
 
@@ -14,15 +14,15 @@ use kernel::Experts;
 #[derive(Debug, Clone)]
 pub struct ExpertWeights {
     /// `[width, hidden]`, flat.
-    pub gate: Tensor<1>,
+    pub gate: WeightOperand<1>,
     /// `[width, hidden]`, flat.
-    pub up: Tensor<1>,
+    pub up: WeightOperand<1>,
     /// `[hidden, width]`, flat.
-    pub down: Tensor<1>,
+    pub down: WeightOperand<1>,
 }
 
 impl ExpertWeights {
-    fn all(&self) -> [&Tensor<1>; 3] {
+    fn all(&self) -> [&WeightOperand<1>; 3] {
         [&self.gate, &self.up, &self.down]
     }
 }
@@ -46,8 +46,8 @@ pub fn experts(
         let expected = format!("[{rows}, hidden] for {} experts", counts.len());
         return Err(Error::shape(format!("rows of {} experts", weights.len()), expected, &x.dims()));
     }
-    let elements = weights.first().map_or(0, |first| first.gate.dims()[0]);
-    let fits = |weight: &Tensor<1>| weight.dims() == [elements];
+    let elements = weights.first().map_or(0, |first| first.gate.elements());
+    let fits = |weight: &WeightOperand<1>| weight.elements() == elements;
     if hidden == 0
         || !elements.is_multiple_of(hidden)
         || !weights.iter().all(|own| own.all().into_iter().all(fits))
@@ -58,9 +58,14 @@ pub fn experts(
     if !on_host(&x) {
         return Ok(reference(&x, counts, weights, activation));
     }
-    let flat: Vec<Tensor<1>> = weights.iter().flat_map(|own| own.all().map(Clone::clone)).collect();
+    let flat: Vec<WeightOperand<1>> = weights.iter().flat_map(|own| own.all().map(Clone::clone)).collect();
     let left = Left::default();
-    let tied = tie(&flat, &left);
+    // A packed weight has no gradient: nothing is tied in its place.
+    let handles = flat.iter().map(|weight| match weight {
+        WeightOperand::Values(values) => values.clone(),
+        WeightOperand::Packed(_) => Tensor::zeros([1], &Device::flex()),
+    });
+    let tied = tie(&handles.collect::<Vec<_>>(), &left);
     let kernel = Experts::new([hidden, elements / hidden], counts, &flat, activation, left);
     Ok(run(kernel, vec![x.into_dispatch(), tied.into_dispatch()]))
 }
@@ -81,9 +86,11 @@ pub fn reference(
         }
         let rows = x.clone().narrow(0, first, count);
         first += count;
-        let width = own.gate.dims()[0] / hidden;
-        let [gate, up] = [&own.gate, &own.up].map(|weight| weight.clone().reshape([width, hidden]));
-        let down = own.down.clone().reshape([hidden, width]);
+        let elements = own.gate.elements();
+        let width = elements / hidden;
+        let values = |weight: &WeightOperand<1>| weight.clone().values([elements], &x.device());
+        let [gate, up] = [&own.gate, &own.up].map(|weight| values(weight).reshape([width, hidden]));
+        let down = values(&own.down).reshape([hidden, width]);
         let [gate, up] = [gate, up].map(|weight| rows.clone().matmul(weight.transpose()));
         outs.push(gate::reference(gate, Some(up), activation).matmul(down.transpose()));
     }
@@ -93,13 +100,20 @@ pub fn reference(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
     use crate::ops::host::to_vec;
-    use crate::ops::testing::{leaf, relative_error, weighted_sum};
+    use crate::ops::rows::{PackedKind, PackedWeight};
+    use crate::ops::testing::{leaf, relative_error, values, weighted_sum};
 
     fn weights(experts: usize, hidden: usize, width: usize) -> Vec<ExpertWeights> {
-        let matrix = |seed| leaf([width * hidden], seed);
+        let matrix = |seed| WeightOperand::Values(leaf([width * hidden], seed));
         let own = |at: u64| ExpertWeights { gate: matrix(at), up: matrix(at + 1), down: matrix(at + 2) };
         (0..experts as u64).map(|at| own(10 + 3 * at)).collect()
+    }
+
+    fn tensor(weight: &WeightOperand<1>) -> Tensor<1> {
+        weight.clone().values([weight.elements()], &Device::flex())
     }
 
     fn compare(counts: &[usize], hidden: usize, width: usize) {
@@ -114,7 +128,7 @@ mod tests {
             let error = relative_error(&x.grad(&of_fused).unwrap(), &x.grad(&of_plain).unwrap());
             assert!(error < 5e-6, "gradient of x: {error}");
             for (expert, (own, count)) in weights.iter().zip(counts).enumerate() {
-                for weight in own.all() {
+                for weight in own.all().map(tensor) {
                     let got = weight.grad(&of_fused).unwrap();
                     let Some(expected) = weight.grad(&of_plain).filter(|_| *count > 0) else {
                         assert!(to_vec(&got).iter().all(|grad| *grad == 0.0), "expert {expert} has no row");
@@ -138,9 +152,9 @@ mod tests {
         let weights = weights(2, 40, 24);
         let x = leaf([9, 40], 1).inner();
         let plain = |own: &ExpertWeights| ExpertWeights {
-            gate: own.gate.clone().inner(),
-            up: own.up.clone().inner(),
-            down: own.down.clone().inner(),
+            gate: tensor(&own.gate).inner().into(),
+            up: tensor(&own.up).inner().into(),
+            down: tensor(&own.down).inner().into(),
         };
         let weights: Vec<_> = weights.iter().map(plain).collect();
         let run =
@@ -151,13 +165,34 @@ mod tests {
     }
 
     #[test]
+    fn packed_experts_give_what_their_values_do() {
+        let (counts, hidden, width) = ([30, 0, 7], 64, 32);
+        let packed = |seed, shape| {
+            let data = values(width * hidden, seed);
+            WeightOperand::Packed(Arc::new(PackedWeight::pack(&data, shape, PackedKind::Nf4)))
+        };
+        let own = |at: u64| ExpertWeights {
+            gate: packed(at, [width, hidden]),
+            up: packed(at + 1, [width, hidden]),
+            down: packed(at + 2, [hidden, width]),
+        };
+        let packed: Vec<_> = (0..3).map(|at| own(10 + 3 * at)).collect();
+        let x = leaf([37, hidden], 1);
+        let fused = experts(x.clone(), &counts, &packed, Activation::Silu).unwrap();
+        let plain = reference(&x, &counts, &packed, Activation::Silu);
+        assert!(relative_error(&fused, &plain) < 2e-6);
+        let (of_fused, of_plain) = (weighted_sum(fused, 2).backward(), weighted_sum(plain, 2).backward());
+        assert!(relative_error(&x.grad(&of_fused).unwrap(), &x.grad(&of_plain).unwrap()) < 5e-6);
+    }
+
+    #[test]
     fn rows_that_nobody_counts_and_unequal_weights_are_refused() {
         let call = |slots, counts: &[usize], weights: &[ExpertWeights]| {
             experts(leaf([slots, 4], 1), counts, weights, Activation::Silu).unwrap_err().to_string()
         };
         assert!(call(3, &[1, 1], &weights(2, 4, 3)).contains("[2, hidden]"));
         let mut other = weights(2, 4, 3);
-        other[1].down = leaf([5], 1);
+        other[1].down = leaf([5], 1).into();
         assert!(call(2, &[1, 1], &other).contains("the same in all experts"));
     }
 }

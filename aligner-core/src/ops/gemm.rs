@@ -1,12 +1,14 @@
 //! Matrix products on slices, over all threads or on one: our own tiles where the processor has AVX2,
 //! else `matrixmultiply`'s.
 
+mod side;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use rayon::prelude::*;
 
 use super::kernel::Shared;
+pub(crate) use side::Side;
 
 /// A matrix over a slice, with any strides.
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +106,7 @@ pub(crate) unsafe fn gemm_at(
     if tiles::available() && a.cols > 0 {
         // SAFETY: the caller's promise covers the whole extent; tiles write only their own elements.
         let c = unsafe { Shared::from_raw(c, (a.rows - 1) * c_stride + b.cols) };
-        return tiles::gemm(a, b, tiles::Target { c, stride: c_stride, output, alpha }, false);
+        return tiles::gemm(a, b.into(), tiles::Target { c, stride: c_stride, output, alpha }, false);
     }
     // SAFETY: strides and sizes of A and B were checked when the views were made, C is the caller's.
     unsafe {
@@ -130,9 +132,11 @@ pub(crate) unsafe fn gemm_at(
 /// `C (+)= A B` over all threads; C is row-major. Each element's order of summation is fixed: it
 /// depends neither on the number of threads nor on the other rows, so that log-probabilities do not
 /// depend on how samples were spread over batches.
-pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
-    assert_eq!(a.cols, b.rows, "inner dimensions of a matrix product");
-    let (m, k, n) = (a.rows, a.cols, b.cols);
+pub(crate) fn gemm<'b>(a: Mat<'_>, b: impl Into<Side<'b>>, c: &mut [f32], output: Output) {
+    let side: Side<'b> = b.into();
+    let [inner, n] = side.shape();
+    assert_eq!(a.cols, inner, "inner dimensions of a matrix product");
+    let (m, k) = (a.rows, a.cols);
     assert_eq!(c.len(), m * n, "output of a matrix product");
     if k == 0 {
         // An empty sum: nothing below would write it.
@@ -144,8 +148,12 @@ pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
     #[cfg(target_arch = "x86_64")]
     if tiles::available() {
         let target = tiles::Target { c: Shared::new(c), stride: n, output, alpha: 1.0 };
-        return tiles::gemm(a, b, target, m * n * k >= SERIAL_BELOW);
+        return tiles::gemm(a, side, target, m * n * k >= SERIAL_BELOW);
     }
+    let b = match side {
+        Side::Values(values) => values,
+        Side::Packed { .. } => return gemm_blocks(a, side, c, output),
+    };
     if m * n * k < SERIAL_BELOW {
         return gemm_serial(1.0, a, b, c, n, output);
     }
@@ -162,6 +170,25 @@ pub(crate) fn gemm(a: Mat<'_>, b: Mat<'_>, c: &mut [f32], output: Output) {
         let c = shared.at(row * n + col, (rows - 1) * n + cols);
         // SAFETY: no other task has these rows and columns.
         unsafe { gemm_at(1.0, a.part(row, rows), b.t().part(col, cols).t(), c, n, output) };
+    });
+}
+
+/// Columns of a packed weight that are unpacked at a time, where there are no tiles that do it.
+const BLOCK_COLUMNS: usize = 64;
+
+/// [`gemm`] by blocks of columns of B.
+fn gemm_blocks(a: Mat<'_>, b: Side<'_>, c: &mut [f32], output: Output) {
+    let [inner, n] = b.shape();
+    let (m, shared) = (a.rows, Shared::new(c));
+    if m == 0 || n == 0 {
+        return;
+    }
+    (0..n.div_ceil(BLOCK_COLUMNS)).into_par_iter().for_each(|block| {
+        let first = block * BLOCK_COLUMNS;
+        let columns = BLOCK_COLUMNS.min(n - first);
+        let c = shared.at(first, (m - 1) * n + columns);
+        // SAFETY: no other task has these columns.
+        b.block(0..inner, first..first + columns, |b| unsafe { gemm_at(1.0, a, b, c, n, output) });
     });
 }
 

@@ -1,12 +1,79 @@
 //! A linear map, with its bias and the residual stream it adds to in the same pass.
 
-use burn::tensor::Tensor;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-use super::gemm::{Mat, Output, gemm};
+use super::gemm::{Mat, Output, Side, gemm};
 use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run, unfilled};
+use super::rows::PackedWeight;
 use super::simd::add;
 use crate::{Error, Result};
+
+/// A weight as an operation takes it, of `D` axes.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "a handle that is moved once into an operation")]
+pub enum WeightOperand<const D: usize> {
+    /// Its values, tracked or not.
+    Values(Tensor<D>),
+    /// A packed matrix, which stays as it is: blocks of it are unpacked within the product, and it has no gradient.
+    Packed(Arc<PackedWeight>),
+}
+
+impl<const D: usize> From<Tensor<D>> for WeightOperand<D> {
+    fn from(values: Tensor<D>) -> Self {
+        Self::Values(values)
+    }
+}
+
+impl<const D: usize> WeightOperand<D> {
+    /// How many elements it has.
+    pub fn elements(&self) -> usize {
+        match self {
+            Self::Values(values) => values.dims().iter().product(),
+            Self::Packed(packed) => packed.shape().iter().product(),
+        }
+    }
+
+    /// All values on a device.
+    pub(super) fn values(self, shape: [usize; D], device: &Device) -> Tensor<D> {
+        match self {
+            Self::Values(values) => values,
+            Self::Packed(packed) => Tensor::from_data(TensorData::new(packed.unpacked(), shape), device),
+        }
+    }
+}
+
+impl WeightOperand<2> {
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Values(values) => values.dims(),
+            Self::Packed(packed) => packed.shape(),
+        }
+    }
+
+    /// What a kernel holds, and its operand: nothing's, where the weight is packed.
+    pub(super) fn split(self) -> (Option<Arc<PackedWeight>>, Tensor<2>) {
+        match self {
+            Self::Values(values) => (None, values),
+            Self::Packed(packed) => (Some(packed), Tensor::zeros([1, 1], &Device::flex())),
+        }
+    }
+}
+
+/// The weight of a product: the packed one where there is one, else `values`.
+pub(super) fn side<'a>(
+    packed: Option<&'a Arc<PackedWeight>>,
+    values: &'a [f32],
+    [outputs, inputs]: [usize; 2],
+) -> Side<'a> {
+    match packed {
+        Some(packed) => Side::packed(packed.view()),
+        None => Mat::new(values, outputs, inputs).into(),
+    }
+}
 
 /// What the product is added to.
 pub type Residual = Option<Tensor<2>>;
@@ -18,16 +85,20 @@ pub type Residual = Option<Tensor<2>>;
 /// [`Error::Shape`] where the operands do not fit.
 pub fn linear(
     x: Tensor<2>,
-    weight: Tensor<2>,
+    weight: impl Into<WeightOperand<2>>,
     bias: Option<Tensor<1>>,
     residual: Residual,
 ) -> Result<Tensor<2>> {
-    check(&x, &weight, bias.as_ref(), residual.as_ref())?;
-    let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.dims());
+    let weight = weight.into();
+    check(&x, weight.shape(), bias.as_ref(), residual.as_ref())?;
+    let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.shape());
     if !on_host(&x) {
+        let weight = weight.values([outputs, inputs], &x.device());
         return Ok(reference(x, weight, bias, residual));
     }
-    let kernel = Linear { tokens, inputs, outputs, bias: bias.is_some(), residual: residual.is_some() };
+    let (packed, weight) = weight.split();
+    let (with_bias, with_residual) = (bias.is_some(), residual.is_some());
+    let kernel = Linear { tokens, inputs, outputs, packed, bias: with_bias, residual: with_residual };
     let mut operands = vec![x.into_dispatch(), weight.into_dispatch()];
     operands.extend(bias.map(Tensor::into_dispatch));
     operands.extend(residual.map(Tensor::into_dispatch));
@@ -37,13 +108,13 @@ pub fn linear(
 /// Whether the operands fit each other.
 pub(super) fn check(
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    [outputs, columns]: [usize; 2],
     bias: Option<&Tensor<1>>,
     residual: Option<&Tensor<2>>,
 ) -> Result<()> {
-    let ([tokens, inputs], [outputs, columns]) = (x.dims(), weight.dims());
+    let [tokens, inputs] = x.dims();
     if columns != inputs {
-        return Err(Error::shape("weight of a linear", format!("[out, {inputs}]"), &weight.dims()));
+        return Err(Error::shape("weight of a linear", format!("[out, {inputs}]"), &[outputs, columns]));
     }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
         return Err(Error::shape("bias of a linear", format!("[{outputs}]"), &bias.dims()));
@@ -94,8 +165,15 @@ struct Linear {
     tokens: usize,
     inputs: usize,
     outputs: usize,
+    packed: Option<Arc<PackedWeight>>,
     bias: bool,
     residual: bool,
+}
+
+impl Linear {
+    fn weight<'a>(&'a self, inputs: &[&'a [f32]]) -> Side<'a> {
+        side(self.packed.as_ref(), inputs[1], [self.outputs, self.inputs])
+    }
 }
 
 impl Kernel for Linear {
@@ -105,7 +183,7 @@ impl Kernel for Linear {
 
     fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
         let x = Mat::new(inputs[0], self.tokens, self.inputs);
-        let weight = Mat::new(inputs[1], self.outputs, self.inputs);
+        let weight = self.weight(inputs);
         let bias = self.bias.then(|| inputs[2]);
         let residual = self.residual.then(|| inputs[2 + usize::from(self.bias)]);
         let (mut out, output) = start(bias, residual, [self.tokens, self.outputs]);
@@ -118,8 +196,7 @@ impl Kernel for Linear {
         let mut grads = NO_GRADS;
         if wanted[0] {
             let mut of_x = unfilled(self.tokens * self.inputs);
-            let weight = Mat::new(inputs[1], self.outputs, self.inputs);
-            gemm(grad_matrix, weight, &mut of_x, Output::Overwrite);
+            gemm(grad_matrix, self.weight(inputs), &mut of_x, Output::Overwrite);
             grads[0] = Grad::Data(of_x);
         }
         if wanted[1] {

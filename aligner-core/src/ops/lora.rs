@@ -1,15 +1,16 @@
 //! A linear with a low-rank addition: `x W^T + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685, equation 3),
 //! where W stays as it is and A and B are trained.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::dropout::Dropout;
-use super::gemm::{Mat, Output, gemm};
+use super::gemm::{Mat, Output, Side, gemm};
 use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run, unfilled};
-use super::linear::{self, Residual, start};
+use super::linear::{self, Residual, WeightOperand, start};
+use super::rows::PackedWeight;
 use super::simd::add;
 use crate::{Error, Result};
 
@@ -30,19 +31,21 @@ pub struct LowRank {
 }
 
 /// `x weight^T + scale (dropout(x) a^T) b^T + bias + residual`, with the shapes of [`super::linear`]. No
-/// gradient is computed for an operand that is not tracked, above all a frozen weight.
+/// gradient is computed for an operand that is not tracked, above all a frozen weight, which may be packed (Dettmers et
+/// al. 2023, arXiv:2305.14314, equation 5).
 ///
 /// # Errors
 /// [`Error::Shape`] where the operands do not fit.
 pub fn lora_linear(
     x: Tensor<2>,
-    weight: Tensor<2>,
+    weight: impl Into<WeightOperand<2>>,
     low: LowRank,
     bias: Option<Tensor<1>>,
     residual: Residual,
 ) -> Result<Tensor<2>> {
-    linear::check(&x, &weight, bias.as_ref(), residual.as_ref())?;
-    let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.dims());
+    let weight = weight.into();
+    linear::check(&x, weight.shape(), bias.as_ref(), residual.as_ref())?;
+    let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.shape());
     let [rank, columns] = low.a.dims();
     if columns != inputs {
         return Err(Error::shape("A of an adapter", format!("[rank, {inputs}]"), &low.a.dims()));
@@ -54,12 +57,15 @@ pub fn lora_linear(
         return Err(Error::shape("rows of a dropout", format!("[{tokens}]"), &[dropout.rows()]));
     }
     if !on_host(&x) {
+        let weight = weight.values([outputs, inputs], &x.device());
         return Ok(reference(x, weight, low, bias, residual));
     }
+    let (packed, weight) = weight.split();
     let kernel = LoraLinear {
         tokens,
         inputs,
         outputs,
+        packed,
         rank,
         scale: low.scale,
         dropout: low.dropout,
@@ -99,6 +105,7 @@ struct LoraLinear {
     tokens: usize,
     inputs: usize,
     outputs: usize,
+    packed: Option<Arc<PackedWeight>>,
     rank: usize,
     scale: f32,
     dropout: Option<Dropout>,
@@ -109,6 +116,10 @@ struct LoraLinear {
 }
 
 impl LoraLinear {
+    fn weight<'a>(&'a self, inputs: &[&'a [f32]]) -> Side<'a> {
+        linear::side(self.packed.as_ref(), inputs[1], [self.outputs, self.inputs])
+    }
+
     /// Multiplies each element by its dropout's factor.
     fn mask(&self, dropout: &Dropout, values: &mut [f32]) {
         let task = TASK_ROWS * self.inputs;
@@ -142,7 +153,7 @@ impl Kernel for LoraLinear {
     }
 
     fn forward(&self, inputs: &[&[f32]]) -> Vec<f32> {
-        let (x, weight) = (inputs[0], Mat::new(inputs[1], self.outputs, self.inputs));
+        let (x, weight) = (inputs[0], self.weight(inputs));
         let (a, b) =
             (Mat::new(inputs[2], self.rank, self.inputs), Mat::new(inputs[3], self.outputs, self.rank));
         let bias = self.bias.then(|| inputs[4]);
@@ -174,7 +185,7 @@ impl Kernel for LoraLinear {
         let of_narrow = Mat::new(&of_narrow, self.tokens, self.rank);
         if wanted[0] {
             let mut of_x = unfilled(self.tokens * self.inputs);
-            let weight = Mat::new(inputs[1], self.outputs, self.inputs);
+            let weight = self.weight(inputs);
             if let Some(dropout) = &self.dropout {
                 gemm(of_narrow, a, &mut of_x, Output::Overwrite);
                 self.mask(dropout, &mut of_x);
@@ -222,6 +233,7 @@ impl Kernel for LoraLinear {
 mod tests {
     use super::*;
     use crate::ops::host::to_vec;
+    use crate::ops::rows::PackedKind;
     use crate::ops::testing::{leaf, relative_error, values, weighted_sum};
     use burn::tensor::Device;
 
@@ -275,6 +287,71 @@ mod tests {
         let out = lora_linear(leaf([5, INPUTS], 1), frozen.clone(), low, None, None).unwrap();
         let grads = weighted_sum(out, 7).backward();
         assert!(frozen.grad(&grads).is_none() && a.grad(&grads).is_some() && b.grad(&grads).is_some());
+    }
+
+    #[test]
+    fn on_a_packed_weight_values_and_gradients_are_those_on_its_values() {
+        let shape = [48, 128];
+        for kind in [PackedKind::Int8, PackedKind::Nf4] {
+            let packed = Arc::new(PackedWeight::pack(&values(48 * 128, 2), shape, kind));
+            let unpacked = TensorData::new(packed.unpacked(), shape);
+            let unpacked = Tensor::<2>::from_data(unpacked, &Device::flex().autodiff());
+            for (tokens, extras) in [(1, false), (90, true)] {
+                let (x, a, b) = (leaf([tokens, 128], 1), leaf([4, 128], 3), leaf([48, 4], 4));
+                let (bias, residual) = (leaf([48], 5), leaf([tokens, 48], 6));
+                let low = |dropout| LowRank { a: a.clone(), b: b.clone(), scale: 1.7, dropout };
+                let dropout = || Some(Dropout::new(0.2, (0..tokens as u64).collect()).unwrap());
+                let extra = || (extras.then(|| bias.clone()), extras.then(|| residual.clone()));
+                let weight = WeightOperand::Packed(packed.clone());
+                let run = |weight: WeightOperand<2>| {
+                    let (bias, residual) = extra();
+                    lora_linear(x.clone(), weight, low(dropout()), bias, residual).unwrap()
+                };
+                let plain = |weight: Tensor<2>| {
+                    let (bias, residual) = extra();
+                    reference(x.clone(), weight, low(dropout()), bias, residual)
+                };
+                let (fused, expected) = (run(weight.clone()), plain(unpacked.clone()));
+                assert_eq!(
+                    to_vec(&fused),
+                    to_vec(&run(unpacked.clone().into())),
+                    "the same blocks, bit for bit"
+                );
+                assert!(relative_error(&fused, &expected) < 2e-6);
+                let (of_fused, of_plain) =
+                    (weighted_sum(fused, 7).backward(), weighted_sum(expected, 7).backward());
+                for operand in [&x, &a, &b].into_iter().chain(extras.then_some(&residual)) {
+                    let (got, expected) =
+                        (operand.grad(&of_fused).unwrap(), operand.grad(&of_plain).unwrap());
+                    assert!(relative_error(&got, &expected) < 5e-6);
+                }
+                let (bias, residual) = extra();
+                let alone = crate::ops::linear(x.clone(), weight, bias.clone(), residual.clone()).unwrap();
+                let expected = linear::reference(x.clone(), unpacked.clone(), bias, residual);
+                assert!(relative_error(&alone, &expected) < 2e-6);
+                let (of_alone, of_plain) =
+                    (weighted_sum(alone, 8).backward(), weighted_sum(expected, 8).backward());
+                assert!(relative_error(&x.grad(&of_alone).unwrap(), &x.grad(&of_plain).unwrap()) < 5e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_on_a_packed_weight_are_those_of_differences() {
+        let packed = Arc::new(PackedWeight::pack(&values(16 * 64, 2), [16, 64], PackedKind::Nf4));
+        let (a, b) = (leaf([2, 64], 3), leaf([16, 2], 4));
+        let at = |x: Tensor<2>| {
+            let low = LowRank { a: a.clone(), b: b.clone(), scale: 0.7, dropout: None };
+            weighted_sum(lora_linear(x, WeightOperand::Packed(packed.clone()), low, None, None).unwrap(), 7)
+        };
+        let (x, along) = (leaf([5, 64], 1), leaf([5, 64], 9).inner());
+        let grads = at(x.clone()).backward();
+        let slope: f32 = (x.grad(&grads).unwrap() * along.clone()).sum().into_scalar();
+        let moved =
+            |by: f32| at(Tensor::from_inner(x.clone().inner() + along.clone() * by)).into_scalar::<f32>();
+        // Linear in x: the difference has no error of its own.
+        let difference = (moved(0.5) - moved(-0.5)) / 1.0;
+        assert!((slope - difference).abs() < 1e-3 * slope.abs().max(1.0), "{slope} {difference}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! depends neither on the other rows nor on how they were cut into chunks, bitwise.
 
 mod attention;
+mod nf4;
 mod product;
 mod vector;
 mod weight;
@@ -15,6 +16,7 @@ use super::{layer_norm, rms_norm, rotary, simd};
 
 pub use super::dispatch::add_scaled;
 pub use attention::{PAGE, PagedKv, Span, page_elements, paged_attention, write_kv};
+pub use nf4::Nf4;
 pub use product::{Product, products};
 pub use weight::{Bf16, F32, GROUP, Int4, Int8, PackedKind, PackedWeight, Weight};
 

@@ -23,6 +23,23 @@ pub fn checksum(params: &ParamSet) -> String {
             whole.update((dim as u64).to_le_bytes());
         }
         let hash = |values: &[f32]| values.par_chunks(PIECE_ELEMENTS).map(hash_piece).collect::<Vec<_>>();
+        if let Some(packed) = &param.packed {
+            // What the products read, a few rows at a time.
+            let [outputs, inputs] = packed.shape();
+            let step = (PIECE_ELEMENTS / inputs.max(1)).max(1);
+            let hash = |first: usize| {
+                let rows = first..outputs.min(first + step);
+                let mut values = vec![0.0; rows.len() * inputs];
+                packed.view().unpack(rows, 0..inputs, &mut values);
+                hash_piece(&values)
+            };
+            whole.update(format!("{:?}", packed.kind()));
+            let pieces: Vec<_> =
+                (0..outputs.div_ceil(step)).into_par_iter().map(|at| hash(at * step)).collect();
+            for piece in pieces {
+                whole.update(piece);
+            }
+        }
         for piece in with_slice(&param.value, hash) {
             whole.update(piece);
         }

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use super::atomic_write;
 use super::safetensors_file::SafetensorsFile;
 use super::save::{Elements, NamedTensor, SaveDtype, check_values, write_json, write_tensors};
-use crate::model::{Adapter, AdapterModule, LoraConfig, ModelConfig, Targets};
+use crate::model::{Adapter, AdapterModule, CausalLm, LoraConfig, ModelConfig, ParamSpec, Role, Targets};
 use crate::model::{LORA_A, LORA_B, LORA_MAGNITUDE};
+use crate::shard::Split;
 use crate::{Error, ParamSet, Result};
 use config::PeftConfig;
 
@@ -20,6 +21,9 @@ const TENSORS: &str = "adapter_model.safetensors";
 /// What PEFT puts before the base's own names.
 const PREFIX: &str = "base_model.model.";
 const SCORE: &str = "score.weight";
+const HEAD: &str = "lm_head.weight";
+/// The key of the tensors' metadata that says how the base was held in training.
+const BASE_WEIGHTS: &str = "base_weights";
 
 /// An adapter on disk: its settings, names and shapes; tensors are read on demand.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ impl AdapterCheckpoint {
                 Some(magnitude) if magnitude.ends_with(LORA_MAGNITUDE) => magnitude,
                 _ => own,
             });
-            match own.filter(|own| module_of(own).is_some() || *own == SCORE) {
+            match own.filter(|own| module_of(own).is_some() || config.saves(own)) {
                 Some(own) => _ = stored.insert(own.to_string(), name.to_string()),
                 None => strange.push(name),
             }
@@ -77,6 +81,12 @@ impl AdapterCheckpoint {
     /// The base model as the adapter's file names it.
     pub fn base(&self) -> Option<&str> {
         self.config.base.as_deref()
+    }
+
+    /// How the base's weights were held while the adapter was trained, as its writer says it: `nf4` and the like; none
+    /// where it does not, or whole.
+    pub fn trained_on(&self) -> Option<&str> {
+        self.file.metadata().get(BASE_WEIGHTS).map(String::as_str)
     }
 
     /// Shape of the score head that comes with the adapter.
@@ -115,12 +125,61 @@ impl AdapterCheckpoint {
                 return wrong(format!("no tensors for {name}, which target_modules in {CONFIG} names"));
             }
         }
+        self.check_tie(model)?;
+        let modules_to_save = self.modules_to_save(model);
         let own = |module: &AdapterModule| module.name.clone();
         let targets = match &config.targets {
             targets if self.config.names_all => targets.clone(),
             _ => Targets::Names(modules.iter().map(own).collect()),
         };
-        Ok(Adapter { config: LoraConfig { targets, ..config.clone() }, modules })
+        let config = LoraConfig { targets, modules_to_save, ..config.clone() };
+        let adapter = Adapter::of_modules(config, modules, model)?;
+        for (name, expected) in &adapter.saved {
+            let stored = self.stored.get(name).and_then(|stored| self.file.shape(stored));
+            match stored {
+                Some(got) if got == expected => {}
+                Some(got) => {
+                    let what = format!("{}: tensor {PREFIX}{name}", self.path.display());
+                    return Err(Error::shape(what, format!("{expected:?}"), got));
+                }
+                // The base's own head.
+                None if name == SCORE => {}
+                None => {
+                    return wrong(format!("tensor {PREFIX}{name} is missing, which modules_to_save names"));
+                }
+            }
+        }
+        let is_saved = |name: &str| module_of(name).is_some() || adapter.saves(name);
+        let is_tied = |name: &str| name == HEAD && model.tie_embeddings && self.config.tied;
+        let strange = self.stored.keys().find(|name| !is_saved(name) && !is_tied(name) && *name != SCORE);
+        if let Some(name) = strange {
+            return wrong(format!("{name} is no parameter of the base model"));
+        }
+        Ok(adapter)
+    }
+
+    /// The modules that are trained in full and that the model has: PEFT adds names of heads that other models have.
+    fn modules_to_save(&self, model: &ModelConfig) -> Vec<String> {
+        let names = self.config.lora.modules_to_save.iter();
+        let is_there = |name: &&String| {
+            let head = model.tie_embeddings && *name == "lm_head";
+            !head && CausalLm::parameters(model).iter().any(|spec| spec.is_of_module(name))
+        };
+        names.filter(is_there).cloned().collect()
+    }
+
+    /// Refuses a head of its own for a model in which it is the embedding.
+    fn check_tie(&self, model: &ModelConfig) -> Result<()> {
+        let is_tied = model.tie_embeddings && model.num_labels.is_none() && !self.config.tied;
+        let is_table = |spec: &ParamSpec| spec.role == Role::Embedding && spec.split == Split::Outputs;
+        let embedding = CausalLm::parameters(model).into_iter().find(is_table);
+        let trained = embedding.filter(|spec| self.stored.contains_key(&spec.name)).map(|spec| spec.name);
+        let trained = trained.or_else(|| self.stored.contains_key(HEAD).then(|| HEAD.to_string()));
+        let Some(name) = trained.filter(|_| is_tied) else { return Ok(()) };
+        let message = format!(
+            "{name} is trained apart from what it is tied to (ensure_weight_tying is off), but the base has one matrix for both"
+        );
+        Err(Error::format(self.path.join(CONFIG), message))
     }
 
     fn module(&self, name: String, shape: [usize; 2]) -> Result<AdapterModule> {
@@ -151,6 +210,14 @@ impl AdapterCheckpoint {
         Ok(AdapterModule { name, rank, scale, shape })
     }
 
+    /// The elements of a parameter of the base that the file has; none where it has none.
+    ///
+    /// # Errors
+    /// A dtype that is not supported, a failed read.
+    pub(crate) fn saved(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        self.stored.contains_key(name).then(|| self.read(name)).transpose()
+    }
+
     /// The elements of a parameter, by its own name.
     ///
     /// # Errors
@@ -166,7 +233,7 @@ fn module_of(name: &str) -> Option<&str> {
     [LORA_A, LORA_B, LORA_MAGNITUDE].into_iter().find_map(|end| name.strip_suffix(end))
 }
 
-/// Writes the adapter of a model, and its score head where it has one, as files that PEFT loads. `base` is
+/// Writes the adapter of a model, and the modules that are trained in full beside it, as files that PEFT loads. `base` is
 /// what they say of the base model: its path or its name on the hub.
 ///
 /// # Errors
@@ -182,10 +249,18 @@ pub fn save_adapter(
     let Some(adapter) = &config.adapter else {
         return Err(Error::Invalid(format!("{}: not saved: the model has no adapter", dir.display())));
     };
-    let own = |name: &str| module_of(name).is_some() || name == SCORE;
+    let own = |name: &str| module_of(name).is_some() || adapter.saves(name);
+    let tied = saved_tie(adapter, config);
     let names: Vec<(String, usize)> = (params.iter().enumerate())
         .filter(|(_, param)| own(&param.name))
-        .map(|(at, param)| (format!("{PREFIX}{}", param.name), at))
+        .flat_map(|(at, param)| {
+            // PEFT looks for what is tied under both names.
+            let head = (Some(&param.name) == tied.as_ref()).then_some(HEAD);
+            [Some(param.name.as_str()), head]
+                .into_iter()
+                .flatten()
+                .map(move |name| (format!("{PREFIX}{name}"), at))
+        })
         .collect();
     let all: Vec<_> = params.iter().collect();
     let tensors: Vec<NamedTensor<'_>> = (names.iter())
@@ -197,7 +272,10 @@ pub fn save_adapter(
         .collect();
     check_values(dir, &tensors, dtype)?;
     std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    if let Some(packed) = params.first_packed().and_then(|param| param.packed.as_ref()) {
+        metadata.insert(BASE_WEIGHTS.into(), format!("{:?}", packed.kind()).to_lowercase());
+    }
     atomic_write(&dir.join(TENSORS), |file| write_tensors(file, &tensors, dtype, &metadata))?;
     write_json(&dir.join(CONFIG), &peft_json(adapter, config, base))
 }
@@ -207,7 +285,11 @@ fn peft_json(adapter: &Adapter, model: &ModelConfig, base: &str) -> Value {
     let LoraConfig { r, alpha, rslora, dropout, dora, rank_pattern, alpha_pattern, .. } = &adapter.config;
     let scores = model.num_labels.is_some();
     let alphas = alpha_pattern.iter().map(|(name, alpha)| (name.clone(), number(*alpha)));
-    json!({
+    let mut modules_to_save = adapter.config.modules_to_save.clone();
+    if scores && !modules_to_save.iter().any(|name| name == "score") {
+        modules_to_save.push("score".into());
+    }
+    let mut json = json!({
         "alpha_pattern": alphas.collect::<serde_json::Map<_, _>>(),
         "base_model_name_or_path": base,
         "bias": "none",
@@ -218,7 +300,7 @@ fn peft_json(adapter: &Adapter, model: &ModelConfig, base: &str) -> Value {
         "layers_to_transform": null,
         "lora_alpha": number(*alpha),
         "lora_dropout": dropout,
-        "modules_to_save": scores.then_some(["score"]),
+        "modules_to_save": Some(modules_to_save).filter(|names| !names.is_empty()),
         "peft_type": "LORA",
         "r": r,
         "rank_pattern": rank_pattern.iter().cloned().collect::<BTreeMap<_, _>>(),
@@ -227,7 +309,20 @@ fn peft_json(adapter: &Adapter, model: &ModelConfig, base: &str) -> Value {
         "task_type": if scores { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": dora,
         "use_rslora": rslora,
-    })
+    });
+    // A key that older versions do not know: only where they would get another model without it.
+    if saved_tie(adapter, model).is_some() {
+        json["ensure_weight_tying"] = true.into();
+    }
+    json
+}
+
+/// The embedding's parameter, where it is the head too and trained in full.
+fn saved_tie(adapter: &Adapter, model: &ModelConfig) -> Option<String> {
+    let is_tied = model.tie_embeddings && model.num_labels.is_none();
+    let is_table = |spec: &ParamSpec| spec.role == Role::Embedding && spec.split == Split::Outputs;
+    let table = CausalLm::parameters(model).into_iter().find(is_table).map(|spec| spec.name);
+    table.filter(|name| is_tied && adapter.saves(name))
 }
 
 /// A whole number where it is one: PEFT's own type for `lora_alpha`.

@@ -28,6 +28,7 @@ fn config() -> LoraConfig {
         rank_pattern: vec![("up_proj".into(), 2)],
         alpha_pattern: vec![("up_proj".into(), 6.0)],
         dora: true,
+        modules_to_save: Vec::new(),
     }
 }
 
@@ -91,6 +92,45 @@ fn a_score_head_goes_with_the_adapter() {
 }
 
 #[test]
+fn modules_that_are_trained_in_full_go_with_the_adapter_and_leave_the_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["embed_tokens", "lm_head", "model.norm"].map(String::from);
+    let settings = LoraConfig { modules_to_save: names.to_vec(), ..config() };
+    let base = model(2);
+    let mut written = model(2).with_adapter(settings, 3).unwrap();
+    let trained = |model: &CausalLm| -> Vec<String> {
+        let trained = model.params().iter().filter(|param| param.trainable && !Adapter::owns(&param.name));
+        trained.map(|param| param.name.clone()).collect()
+    };
+    assert_eq!(trained(&written), ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]);
+    for param in written.params_mut().iter_mut().filter(|param| param.trainable) {
+        param.value = param.value.clone() + 0.25;
+    }
+    save_adapter(dir.path(), written.config(), written.params(), "base", SaveDtype::F32).unwrap();
+    let file = AdapterCheckpoint::open(dir.path()).unwrap();
+    let read = model(2).with_adapter_from(&file).unwrap();
+    assert_eq!(trained(&read), trained(&written));
+    for (a, b) in written.params().iter().zip(read.params().iter()) {
+        assert_eq!(to_vec(&a.value), to_vec(&b.value), "{}", a.name);
+    }
+    // The reference is the base as it was; what is merged is what was trained.
+    let (plain, merged) = (read.without_adapter().unwrap(), read.merged().unwrap());
+    for (a, b) in base.params().iter().zip(plain.params().iter()) {
+        assert_eq!(to_vec(&a.value), to_vec(&b.value), "{}", a.name);
+    }
+    let head = |model: &CausalLm| to_vec(&model.params().by_name("lm_head.weight").unwrap().value);
+    assert_eq!(head(&merged), head(&written));
+    let stored = SafetensorsFile::open(&dir.path().join(TENSORS)).unwrap();
+    assert_eq!(stored.shape("base_model.model.lm_head.weight"), Some(&[10, 16][..]));
+    // Names that PEFT adds for heads of other models, and a module whose tensor is not there.
+    edit(dir.path(), &json!({"modules_to_save": ["embed_tokens", "lm_head", "norm", "classifier"]}));
+    let message = model(2).with_adapter_from(&AdapterCheckpoint::open(dir.path()).unwrap()).unwrap_err();
+    assert!(message.to_string().contains("input_layernorm.weight is missing"), "{message}");
+    edit(dir.path(), &json!({"modules_to_save": ["embed_tokens", "lm_head", "model.norm", "classifier"]}));
+    assert!(model(2).with_adapter_from(&AdapterCheckpoint::open(dir.path()).unwrap()).is_ok());
+}
+
+#[test]
 fn what_is_not_supported_is_refused_by_its_key() {
     let dir = tempfile::tempdir().unwrap();
     for (changes, parts) in [
@@ -98,7 +138,7 @@ fn what_is_not_supported_is_refused_by_its_key() {
         (json!({"bias": "all"}), &["bias: expected \"none\""]),
         (json!({"lora_bias": true}), &["lora_bias"]),
         (json!({"fan_in_fan_out": "yes"}), &["fan_in_fan_out"]),
-        (json!({"modules_to_save": ["embed_tokens"]}), &["modules_to_save: expected null or [\"score\"]"]),
+        (json!({"modules_to_save": "embed_tokens"}), &["modules_to_save: expected a list of names"]),
         (json!({"init_lora_weights": "pissa"}), &["init_lora_weights", "pissa"]),
         (json!({"layer_replication": [[0, 2]]}), &["layer_replication"]),
         (json!({"target_parameters": ["x"], "use_qalora": true}), &["target_parameters", "use_qalora"]),
@@ -175,7 +215,7 @@ fn tensors_of_other_kinds_are_named() {
 fn a_model_without_an_adapter_is_not_saved_as_one() {
     let dir = tempfile::tempdir().unwrap();
     let plain = model(1);
-    let adapter = Arc::new(Adapter { config: config(), modules: Vec::new() });
+    let adapter = Arc::new(Adapter { config: config(), modules: Vec::new(), saved: Vec::new() });
     let with = ModelConfig { adapter: Some(adapter), ..plain.config().clone() };
     assert!(save_adapter(dir.path(), plain.config(), plain.params(), "b", SaveDtype::F32).is_err());
     let message = super::super::save_model(dir.path(), &with, plain.params(), SaveDtype::F32).unwrap_err();

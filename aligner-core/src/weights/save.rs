@@ -100,6 +100,10 @@ pub fn save_model(dir: &Path, config: &ModelConfig, params: &ParamSet, dtype: Sa
         let message = "not saved: the model has an adapter; merge it, or save the adapter alone";
         return Err(Error::Invalid(format!("{}: {message}", dir.display())));
     }
+    if let Some(Param { name, .. }) = params.first_packed() {
+        let message = format!("not saved: {name} is held in few bits; load the model without them");
+        return Err(Error::Invalid(format!("{}: {message}", dir.display())));
+    }
     save_sharded(dir, config, params, dtype, SHARD_BYTES)
 }
 

@@ -5,20 +5,22 @@ use aligner_core::ops::rows::{Product, products};
 
 use super::{Pass, Rows};
 
-/// Whether a linear's rows are multiplied by gains of their own.
-pub(super) fn has_gain(layer: Linear) -> bool {
-    layer.lora.is_some_and(|lora| lora.magnitude.is_some())
-}
-
 impl Pass<'_> {
-    /// The bias, where it comes with the base's product; after the gains else.
-    pub(super) fn early_bias(&self, layer: Linear) -> Option<&[f32]> {
-        self.weights.bias(layer).filter(|_| !has_gain(layer))
+    /// Whether a linear's rows are multiplied by gains of their own.
+    pub(super) fn has_gain(&self, layer: Linear) -> bool {
+        layer.lora.is_some_and(|lora| lora.magnitude.is_some())
+            || self.adapters.has_gains(layer.weight.index())
     }
 
-    /// Adds `scale (x A^T) B^T` to what `out` holds, the base's product, and multiplies by the gains.
+    /// The bias, where it comes with the base's product; after the gains else.
+    pub(super) fn early_bias(&self, layer: Linear) -> Option<&[f32]> {
+        self.weights.bias(layer).filter(|_| !self.has_gain(layer))
+    }
+
+    /// Adds `scale (x A^T) B^T` to what `out` holds, the base's product, and multiplies by the gains. A model with an
+    /// adapter of its own has no others.
     pub(super) fn adapt(&mut self, x: &Rows, layer: Linear, out: &mut Rows) {
-        let Some(lora) = layer.lora else { return };
+        let Some(lora) = layer.lora else { return self.adapt_named(x, layer, out) };
         let weights = self.weights;
         let (a, b) = (weights.matrix(lora.a), weights.matrix(lora.b));
         let mut narrow = self.rows(x.count, a.shape()[0]);

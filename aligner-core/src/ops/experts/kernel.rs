@@ -1,14 +1,15 @@
 //! The CPU kernel: experts are tasks, and large products of one expert spread over threads themselves.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use burn::tensor::Tensor;
 use rayon::prelude::*;
 
+use crate::ops::WeightOperand;
 use crate::ops::gate::{self, Activation};
-use crate::ops::gemm::{Mat, Output, gemm};
+use crate::ops::gemm::{Mat, Output, Side, gemm};
 use crate::ops::host::HostTensor;
 use crate::ops::kernel::{Grad, INPUTS, Kernel, NO_GRADS, unfilled};
+use crate::ops::rows::PackedWeight;
 use crate::ops::tie::Left;
 
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub(super) struct Experts {
     /// Rows of each expert.
     counts: Vec<usize>,
     /// Gate, up and down of each expert, by handle.
-    weights: Vec<HostTensor>,
+    weights: Vec<Handle>,
     activation: Activation,
     /// Where the gradients of the weights go.
     left: Left,
@@ -26,10 +27,25 @@ pub(super) struct Experts {
     inner: OnceLock<[Vec<f32>; 2]>,
 }
 
+#[derive(Debug)]
+enum Handle {
+    Values(HostTensor),
+    Packed(Arc<PackedWeight>),
+}
+
+impl Handle {
+    fn side(&self, shape: [usize; 2]) -> Side<'_> {
+        match self {
+            Self::Values(values) => Mat::new(values.as_slice(), shape[0], shape[1]).into(),
+            Self::Packed(packed) => Side::packed(packed.view()),
+        }
+    }
+}
+
 /// One expert's part of the work.
 struct Task<'a> {
     /// Gate, up and down.
-    weights: [&'a [f32]; 3],
+    weights: [Side<'a>; 3],
     rows: usize,
     x: &'a [f32],
 }
@@ -38,11 +54,15 @@ impl Experts {
     pub(super) fn new(
         [hidden, width]: [usize; 2],
         counts: &[usize],
-        weights: &[Tensor<1>],
+        weights: &[WeightOperand<1>],
         activation: Activation,
         left: Left,
     ) -> Self {
-        let weights = weights.iter().map(HostTensor::without_graph).collect();
+        let handle = |weight: &WeightOperand<1>| match weight {
+            WeightOperand::Values(values) => Handle::Values(HostTensor::without_graph(values)),
+            WeightOperand::Packed(packed) => Handle::Packed(packed.clone()),
+        };
+        let weights = weights.iter().map(handle).collect();
         Self { hidden, width, counts: counts.to_vec(), weights, activation, left, inner: OnceLock::new() }
     }
 
@@ -50,8 +70,9 @@ impl Experts {
     fn tasks<'a>(&'a self, x: &'a [f32]) -> Vec<Task<'a>> {
         let parts = split(x, &self.counts, self.hidden);
         let weights = self.weights.as_chunks::<3>().0;
-        let task = |((x, weights), &rows): ((&'a [f32], &'a [HostTensor; 3]), &usize)| Task {
-            weights: weights.each_ref().map(HostTensor::as_slice),
+        let (hidden, width) = (self.hidden, self.width);
+        let task = |((x, [gate, up, down]), &rows): ((&'a [f32], &'a [Handle; 3]), &usize)| Task {
+            weights: [gate.side([width, hidden]), up.side([width, hidden]), down.side([hidden, width])],
             rows,
             x,
         };
@@ -62,12 +83,11 @@ impl Experts {
         let (rows, hidden, width) = (task.rows, self.hidden, self.width);
         let [of_gate, of_up, of_down] = task.weights;
         let x = Mat::new(task.x, rows, hidden);
-        gemm(x, Mat::new(of_gate, width, hidden).t(), gate, Output::Overwrite);
-        gemm(x, Mat::new(of_up, width, hidden).t(), up, Output::Overwrite);
+        gemm(x, of_gate.t(), gate, Output::Overwrite);
+        gemm(x, of_up.t(), up, Output::Overwrite);
         let mut product = gate.to_vec();
         gate::forward_in_place(&mut product, up, self.activation);
-        let down = Mat::new(of_down, hidden, width);
-        gemm(Mat::new(&product, rows, width), down.t(), out, Output::Overwrite);
+        gemm(Mat::new(&product, rows, width), of_down.t(), out, Output::Overwrite);
     }
 
     /// The gradients of gate, up and down where they are wanted; that of the rows into `of_x`.
@@ -82,13 +102,13 @@ impl Experts {
         let [by_gate, by_up, by_down] = task.weights;
         let matrix = Mat::new(grad, rows, hidden);
         let mut of_product = unfilled(rows * width);
-        gemm(matrix, Mat::new(by_down, hidden, width), &mut of_product, Output::Overwrite);
+        gemm(matrix, by_down, &mut of_product, Output::Overwrite);
         let (mut of_gate, mut of_up) = (unfilled(rows * width), unfilled(rows * width));
         gate::backward(gate, up, &of_product, self.activation, &mut of_gate, &mut of_up);
         let [of_gate, of_up] = [&of_gate, &of_up].map(|of| Mat::new(of, rows, width));
         if wanted[0] {
-            gemm(of_gate, Mat::new(by_gate, width, hidden), of_x, Output::Overwrite);
-            gemm(of_up, Mat::new(by_up, width, hidden), of_x, Output::Add);
+            gemm(of_gate, by_gate, of_x, Output::Overwrite);
+            gemm(of_up, by_up, of_x, Output::Add);
         }
         if !wanted[1] {
             return [const { Vec::new() }; 3];

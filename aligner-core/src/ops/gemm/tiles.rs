@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 
 use rayon::prelude::*;
 
-use super::{Mat, Output};
+use super::{Mat, Output, Side};
 use crate::ops::kernel::{Shared, unfilled};
 
 /// Rows and columns of a register tile: 12 accumulators, two vectors of B, one broadcast of A.
@@ -46,8 +46,8 @@ pub(super) struct Target<'a> {
 }
 
 /// `C (+)= alpha A B`; call only where [`available`].
-pub(super) fn gemm(a: Mat<'_>, b: Mat<'_>, target: Target<'_>, parallel: bool) {
-    let (inner, n) = (b.rows, b.cols);
+pub(super) fn gemm(a: Mat<'_>, b: Side<'_>, target: Target<'_>, parallel: bool) {
+    let [inner, n] = b.shape();
     if a.rows == 0 || n == 0 {
         return;
     }
@@ -96,7 +96,7 @@ struct Task {
 impl<'a> Panel<'a> {
     fn pack(
         data: &'a mut [f32],
-        b: Mat<'_>,
+        b: Side<'_>,
         [first, columns]: [usize; 2],
         [start, depth]: [usize; 2],
         parallel: bool,
@@ -104,7 +104,12 @@ impl<'a> Panel<'a> {
         let fill = |(group, strips): (usize, &mut [f32])| {
             let column = first + group * PACKED_STRIPS * COLUMNS;
             let end = (first + columns).min(column + PACKED_STRIPS * COLUMNS);
-            pack::<COLUMNS>(strips, b.t(), column..end, start, depth);
+            match b {
+                Side::Values(b) => pack::<COLUMNS>(strips, b.t(), column..end, start, depth),
+                Side::Packed { .. } => b.block(start..start + depth, column..end, |block| {
+                    pack::<COLUMNS>(strips, block.t(), 0..end - column, 0, depth);
+                }),
+            }
         };
         let group = PACKED_STRIPS * COLUMNS * depth;
         if parallel {

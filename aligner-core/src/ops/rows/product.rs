@@ -99,6 +99,7 @@ impl Part<'_> {
                     Weight::Bf16(weight) => run_bf16(&block, weight, columns.clone()),
                     Weight::Int8(weight) => run_int8(&block, weight, columns.clone()),
                     Weight::Int4(weight) => run_int4(&block, weight, columns.clone()),
+                    Weight::Nf4(weight) => run_nf4(&block, weight, columns.clone()),
                 }
             }
         }
@@ -115,11 +116,13 @@ struct Block<'a> {
     add: bool,
 }
 
+use super::nf4::Nf4;
 use super::weight::{Bf16, F32, Int4, Int8};
 dispatched!(fn run_f32(block: &Block<'_>, weight: F32<'_>, columns: Range<usize>) = f32_block);
 dispatched!(fn run_bf16(block: &Block<'_>, weight: Bf16<'_>, columns: Range<usize>) = bf16_block);
 dispatched!(fn run_int8(block: &Block<'_>, weight: Int8<'_>, columns: Range<usize>) = int8_block);
 dispatched!(fn run_int4(block: &Block<'_>, weight: Int4<'_>, columns: Range<usize>) = int4_block);
+dispatched!(fn run_nf4(block: &Block<'_>, weight: Nf4<'_>, columns: Range<usize>) = nf4_block);
 
 macro_rules! block {
     ($name:ident, $weight:ident) => {
@@ -134,6 +137,7 @@ block!(f32_block, F32);
 block!(bf16_block, Bf16);
 block!(int8_block, Int8);
 block!(int4_block, Int4);
+block!(nf4_block, Nf4);
 
 /// All rows of the block with a range of columns.
 ///

@@ -22,6 +22,8 @@ pub(super) trait Vector: Copy {
     unsafe fn load_i8(from: *const i8) -> Self;
     /// Eight nibbles of a word, lowest first, each less 8.
     unsafe fn load_i4(word: u32) -> Self;
+    /// What the eight nibbles of a word, lowest first, stand for in `code`.
+    unsafe fn look_up(code: &[f32; 16], word: u32) -> Self;
     /// The lanes' sums of four vectors, each `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`.
     unsafe fn sums(four: [Self; 4]) -> [f32; 4];
 }
@@ -97,6 +99,22 @@ pub(super) mod wide {
         }
 
         #[inline(always)]
+        unsafe fn look_up(code: &[f32; 16], word: u32) -> Self {
+            // SAFETY: see above; the loads are of the code's halves.
+            unsafe {
+                let shifts = x86::_mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+                let at = x86::_mm256_srlv_epi32(x86::_mm256_set1_epi32(word.cast_signed()), shifts);
+                let half = |first: usize| {
+                    // Of an index, the lowest three bits count.
+                    x86::_mm256_permutevar8x32_ps(x86::_mm256_loadu_ps(code.as_ptr().add(first)), at)
+                };
+                // The fourth bit as the sign, which picks.
+                let pick = x86::_mm256_castsi256_ps(x86::_mm256_slli_epi32::<28>(at));
+                Self(x86::_mm256_blendv_ps(half(0), half(8), pick))
+            }
+        }
+
+        #[inline(always)]
         unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
             let mut out = [0.0; 4];
             // SAFETY: see above; the store is to four floats.
@@ -159,6 +177,10 @@ impl Vector for Portable {
 
     unsafe fn load_i4(word: u32) -> Self {
         Self(std::array::from_fn(|lane| (word >> (4 * lane) & 15) as f32 - 8.0))
+    }
+
+    unsafe fn look_up(code: &[f32; 16], word: u32) -> Self {
+        Self(std::array::from_fn(|lane| code[(word >> (4 * lane) & 15) as usize]))
     }
 
     unsafe fn sums(four: [Self; 4]) -> [f32; 4] {

@@ -1,8 +1,11 @@
 //! Weights of a product of few rows: the trainer's own f32, or smaller copies of them.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::vector::Vector;
+use super::nf4::{self, Nf4};
+use super::vector::{LANES, Vector, dispatched};
 use crate::ops::simd::vectorized;
 
 /// Values that share a scale in [`Int8`] and [`Int4`].
@@ -22,6 +25,8 @@ pub enum Weight<'a> {
     Int8(Int8<'a>),
     /// Nibbles with a scale for each [`GROUP`] of a row.
     Int4(Int4<'a>),
+    /// Nibbles of the 4-bit `NormalFloat` type.
+    Nf4(Nf4<'a>),
 }
 
 impl Weight<'_> {
@@ -32,6 +37,76 @@ impl Weight<'_> {
             Self::Bf16(w) => w.shape,
             Self::Int8(w) => w.shape,
             Self::Int4(w) => w.shape,
+            Self::Nf4(w) => w.shape(),
+        }
+    }
+
+    /// Writes some rows' `columns` into `out`, one row after the other: the values that a product reads, bit for
+    /// bit.
+    ///
+    /// # Panics
+    /// Where the part is outside of the matrix, or starts at a column that is no multiple of eight, or `out` is
+    /// not as large: the caller's mistake.
+    pub fn unpack(&self, rows: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
+        let [outputs, inputs] = self.shape();
+        assert!(rows.end <= outputs && columns.end <= inputs, "part of a weight");
+        assert!(columns.start.is_multiple_of(LANES), "first column of a weight's part");
+        assert!(out.len() == rows.len() * columns.len(), "room for a weight's part");
+        // SAFETY: the part is inside of the matrix, and `out` has its size.
+        unsafe {
+            match *self {
+                Self::F32(weight) => unpack_f32(weight, rows, columns, out),
+                Self::Bf16(weight) => unpack_bf16(weight, rows, columns, out),
+                Self::Int8(weight) => unpack_int8(weight, rows, columns, out),
+                Self::Int4(weight) => unpack_int4(weight, rows, columns, out),
+                Self::Nf4(weight) => unpack_nf4(weight, rows, columns, out),
+            }
+        }
+    }
+}
+
+macro_rules! unpack {
+    ($name:ident, $kernel:ident, $weight:ident) => {
+        dispatched!(fn $name(weight: $weight<'_>, rows: Range<usize>, columns: Range<usize>, out: &mut [f32]) = $kernel);
+        #[inline(always)]
+        unsafe fn $kernel<V: Vector>(
+            weight: $weight<'_>,
+            rows: Range<usize>,
+            columns: Range<usize>,
+            out: &mut [f32],
+        ) {
+            // SAFETY: as the caller promises.
+            unsafe { unpack_part::<V, _>(&weight, rows, columns, out) }
+        }
+    };
+}
+unpack!(unpack_f32, f32_part, F32);
+unpack!(unpack_bf16, bf16_part, Bf16);
+unpack!(unpack_int8, int8_part, Int8);
+unpack!(unpack_int4, int4_part, Int4);
+unpack!(unpack_nf4, nf4_part, Nf4);
+
+/// # Safety
+/// The part is inside of the matrix, its first column a multiple of eight, and `out` has its size.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must end up in a function with the features")]
+unsafe fn unpack_part<V: Vector, W: Columns>(
+    weight: &W,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    out: &mut [f32],
+) {
+    let width = columns.len();
+    let whole = width / LANES * LANES;
+    for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+        let mut at = 0;
+        while at < whole {
+            // SAFETY: eight columns are left in the row, and in `out`.
+            unsafe { weight.load::<V>(row, columns.start + at).store(out.as_mut_ptr().add(at)) };
+            at += LANES;
+        }
+        for (out, column) in out[whole..].iter_mut().zip(columns.start + whole..) {
+            *out = weight.get(row, column);
         }
     }
 }
@@ -192,6 +267,9 @@ pub enum PackedKind {
     Int8,
     /// 4 bits a value and a scale for each [`GROUP`]; an engine takes [`Self::Int8`] for the head.
     Int4,
+    /// 4 bits a value, which stand for quantiles of a normal distribution, and 8 bits of scale for each 64 (`NF4`
+    /// with double quantisation: Dettmers et al. 2023, arXiv:2305.14314); the head as with [`Self::Int4`].
+    Nf4,
 }
 
 impl PackedKind {
@@ -202,29 +280,55 @@ impl PackedKind {
             Self::Bf16 => 2 * values,
             Self::Int8 => values + scales,
             Self::Int4 => values.div_ceil(2) + scales,
+            Self::Nf4 => nf4::bytes(values),
+        }
+    }
+
+    /// What a head is stored as: its rounding is in every logit.
+    #[must_use]
+    pub fn of_head(self) -> Self {
+        match self {
+            Self::Int4 | Self::Nf4 => Self::Int8,
+            other => other,
+        }
+    }
+
+    /// Whether a matrix `[out, in]` can be stored so; else it is kept as bf16.
+    pub fn fits(self, [outputs, inputs]: [usize; 2]) -> bool {
+        match self {
+            Self::Bf16 => true,
+            Self::Int8 | Self::Int4 => inputs.is_multiple_of(GROUP),
+            Self::Nf4 => nf4::fits([outputs, inputs]),
         }
     }
 }
 
-/// A smaller copy of a matrix, for generation.
-#[derive(Debug, Clone)]
+/// A smaller copy of a matrix.
+#[derive(Clone)]
 pub struct PackedWeight {
     data: PackedData,
     shape: [usize; 2],
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 enum PackedData {
     Bf16(Vec<u16>),
     Int8(Vec<i8>, Vec<f32>),
     Int4(Vec<u32>, Vec<f32>),
+    Nf4(nf4::Packed),
+}
+
+impl std::fmt::Debug for PackedWeight {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "PackedWeight({:?}, {:?})", self.kind(), self.shape)
+    }
 }
 
 impl PackedWeight {
-    /// Packs a row-major matrix `[out, in]`. Rows that are not whole groups of [`GROUP`] are kept as
-    /// bf16, whatever `kind` asks for.
+    /// Packs a row-major matrix `[out, in]`, as bf16 where it does not fit what `kind` asks for
+    /// ([`PackedKind::fits`]).
     pub fn pack(data: &[f32], [outputs, inputs]: [usize; 2], kind: PackedKind) -> Self {
-        let kind = if inputs.is_multiple_of(GROUP) { kind } else { PackedKind::Bf16 };
+        let kind = if kind.fits([outputs, inputs]) { kind } else { PackedKind::Bf16 };
         let pieces = data.par_chunks(PIECE);
         let data = match kind {
             PackedKind::Bf16 => {
@@ -247,6 +351,7 @@ impl PackedWeight {
                 out.zip(pieces).for_each(|((words, scales), values)| pack_int4(values, words, scales));
                 PackedData::Int4(words, scales)
             }
+            PackedKind::Nf4 => PackedData::Nf4(nf4::Packed::pack(data)),
         };
         Self { data, shape: [outputs, inputs] }
     }
@@ -258,7 +363,33 @@ impl PackedWeight {
             PackedData::Bf16(data) => Weight::Bf16(Bf16 { data, shape }),
             PackedData::Int8(data, scales) => Weight::Int8(Int8 { data, scales, shape }),
             PackedData::Int4(words, scales) => Weight::Int4(Int4 { words, scales, shape }),
+            PackedData::Nf4(packed) => Weight::Nf4(packed.view(shape)),
         }
+    }
+
+    /// How it is stored.
+    pub fn kind(&self) -> PackedKind {
+        match &self.data {
+            PackedData::Bf16(_) => PackedKind::Bf16,
+            PackedData::Int8(..) => PackedKind::Int8,
+            PackedData::Int4(..) => PackedKind::Int4,
+            PackedData::Nf4(_) => PackedKind::Nf4,
+        }
+    }
+
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// All values, `[out, in]` in row-major order.
+    pub fn unpacked(&self) -> Vec<f32> {
+        let [outputs, inputs] = self.shape;
+        let mut out = vec![0.0; outputs * inputs];
+        out.par_chunks_mut(inputs.max(1)).enumerate().for_each(|(row, out)| {
+            self.view().unpack(row..row + 1, 0..inputs, out);
+        });
+        out
     }
 
     /// Bytes of the copy.
@@ -267,6 +398,7 @@ impl PackedWeight {
             PackedData::Bf16(data) => data.len() * 2,
             PackedData::Int8(data, scales) => data.len() + scales.len() * 4,
             PackedData::Int4(words, scales) => (words.len() + scales.len()) * 4,
+            PackedData::Nf4(packed) => packed.bytes(),
         }
     }
 }
@@ -365,12 +497,24 @@ mod tests {
             (PackedKind::Bf16, 4e-3, 2 * w.len()),
             (PackedKind::Int8, 1e-2, w.len() + w.len() / 8),
             (PackedKind::Int4, 0.15, w.len() / 2 + w.len() / 8),
+            (PackedKind::Nf4, 0.15, PackedKind::Nf4.bytes(w.len())),
         ] {
             let packed = PackedWeight::pack(&w, [outputs, inputs], kind);
             let got = run(packed.view());
             let distance = got.iter().zip(&exact).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
             assert!(distance > 0.0 && distance < limit * norm, "{kind:?}: {}", distance / norm);
             assert_eq!(packed.bytes(), bytes, "{kind:?}");
+            let values = packed.unpacked();
+            assert_eq!(
+                run(Weight::F32(F32::new(&values, outputs, inputs))),
+                got,
+                "{kind:?}: the same values"
+            );
+            let mut part = vec![0.0; 3 * 20];
+            packed.view().unpack(7..10, 40..60, &mut part);
+            for (row, part) in part.chunks(20).enumerate() {
+                assert_eq!(part, &values[(7 + row) * inputs + 40..][..20], "{kind:?}");
+            }
         }
     }
 }

@@ -19,17 +19,18 @@ pub(super) struct PeftConfig {
     pub(super) base: Option<String>,
     /// Whether the base's files have weights as `[in, out]`; the adapter's own are the same for both.
     pub(super) transposed: bool,
+    /// Whether a head that is its embedding is trained as one with it; a copy of its own else.
+    pub(super) tied: bool,
     /// Whether the targets of `lora` are all that the file should have; else the file alone says.
     pub(super) names_all: bool,
 }
 
 /// Keys that change nothing about an adapter whose tensors are there, or that are read below.
-const READ_OR_IDLE: [&str; 26] = [
+const READ_OR_IDLE: [&str; 25] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
-    "ensure_weight_tying",
     "eva_config",
     "exclude_modules",
     "inference_mode",
@@ -54,6 +55,16 @@ const READ_OR_IDLE: [&str; 26] = [
 ];
 
 impl PeftConfig {
+    /// Whether a tensor of the base, by its parameter's name, may be in the file: a module's that is trained in full,
+    /// or what is tied to it.
+    pub(super) fn saves(&self, name: &str) -> bool {
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        let fits = |own: &String| module.ends_with(own.as_str());
+        name == "score.weight"
+            || (self.tied && name == "lm_head.weight")
+            || self.lora.modules_to_save.iter().any(fits)
+    }
+
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = read_whole(path, MAX_BYTES)?;
         let value: Value = serde_json::from_slice(&text)
@@ -97,13 +108,14 @@ impl<'a> Fields<'a> {
         for (key, value) in object {
             match key.as_str() {
                 "bias" if value != "none" => self.problem(key, "\"none\": trained biases are not supported"),
-                "modules_to_save" if !is_score_alone(value) => {
-                    self.problem(key, "null or [\"score\"]: other modules are not supported");
-                }
                 "init_lora_weights" if !leaves_the_base(value) => {
                     self.problem(key, "an initialisation that leaves the base's weights as they are");
                 }
-                "bias" | "modules_to_save" | "init_lora_weights" | "fan_in_fan_out" => {}
+                "bias"
+                | "modules_to_save"
+                | "ensure_weight_tying"
+                | "init_lora_weights"
+                | "fan_in_fan_out" => {}
                 known if READ_OR_IDLE.contains(&known) => {}
                 // Methods that are there in some versions of PEFT, and those of later ones.
                 _ if !is_off(value) => self.problem(key, "it to be off: this is not supported"),
@@ -126,6 +138,11 @@ impl<'a> Fields<'a> {
         let rslora = self.value("use_rslora", "true or false", false, Value::as_bool);
         let dora = self.value("use_dora", "true or false", false, Value::as_bool);
         let transposed = self.value("fan_in_fan_out", "true or false", false, Value::as_bool);
+        let tied = self.value("ensure_weight_tying", "true or false", false, Value::as_bool);
+        let modules = |value: &Value| {
+            value.as_array()?.iter().map(|name| name.as_str().map(str::to_string)).collect::<Option<Vec<_>>>()
+        };
+        let modules_to_save = self.value("modules_to_save", "a list of names", Vec::new(), modules);
         let rank_pattern = self.pattern("rank_pattern", "a whole number, 1 or more", size);
         let alpha_pattern = self.pattern("alpha_pattern", "a number", finite);
         let narrowed =
@@ -145,9 +162,20 @@ impl<'a> Fields<'a> {
         };
         let name = self.get("base_model_name_or_path").and_then(Value::as_str);
         Some(PeftConfig {
-            lora: LoraConfig { r, alpha, targets, rslora, dropout, dora, rank_pattern, alpha_pattern },
+            lora: LoraConfig {
+                r,
+                alpha,
+                targets,
+                rslora,
+                dropout,
+                dora,
+                rank_pattern,
+                alpha_pattern,
+                modules_to_save,
+            },
             base: name.filter(|name| !name.is_empty()).map(str::to_string),
             transposed,
+            tied,
             names_all: is_list && !narrowed,
         })
     }
@@ -203,10 +231,6 @@ fn is_off(value: &Value) -> bool {
         Value::Array(list) => list.is_empty(),
         Value::Object(object) => object.is_empty(),
     }
-}
-
-fn is_score_alone(value: &Value) -> bool {
-    is_off(value) || value.as_array().is_some_and(|list| list.iter().all(|module| module == "score"))
 }
 
 /// Whether an initialisation has changed nothing but the adapter: the others take a part out of the base's
