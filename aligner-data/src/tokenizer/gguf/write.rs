@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::{byte_level, of_metadata};
 use crate::Tokenizer;
+use crate::tokenizer::call;
 use crate::tokenizer::vocabulary::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 type Metadata = Vec<(String, GgufValue)>;
@@ -28,7 +29,7 @@ const PROBES: [&str; 8] = [
 const NEVER: f64 = -1e9;
 
 pub(in crate::tokenizer) fn metadata(tokenizer: &Tokenizer, rows: usize) -> Result<Metadata> {
-    let json = tokenizer.inner.to_string(false).map_err(super::super::tokenizer_error)?;
+    let json = call(|| tokenizer.inner.to_string(false))?;
     let json: Value = serde_json::from_str(&json).map_err(|error| refused(error.to_string()))?;
     let kind = json["model"]["type"].as_str().unwrap_or("none");
     if kind != "BPE" {
@@ -92,7 +93,7 @@ fn sentencepiece(tokenizer: &Tokenizer, vocabulary: &Vocabulary, merges: &[[Stri
 
 /// The merges that follow from the scores must be the same, and make the same tokens in the same order.
 fn check_merges(merges: &[[String; 2]], read: &Tokenizer) -> Result<()> {
-    let json = read.inner.to_string(false).map_err(super::super::tokenizer_error)?;
+    let json = call(|| read.inner.to_string(false))?;
     let json: Value = serde_json::from_str(&json).map_err(|error| refused(error.to_string()))?;
     let again = self::merges(&json)?;
     let made = |merges: &[[String; 2]]| {
