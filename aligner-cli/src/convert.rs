@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     /// The format.
     #[arg(long, default_value = "safetensors")]
     to: Format,
-    /// Number type of the matrices. Of a GGUF file, vectors, routers and learned positions stay f32; q8_0 is
+    /// Number type of the matrices. Of a GGUF file, vectors, routers and learned positions stay f32; `q8_0` is
     /// for GGUF alone.
     #[arg(long, default_value = "bf16")]
     dtype: Dtype,

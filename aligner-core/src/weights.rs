@@ -1,4 +1,4 @@
-//! Weights on disk: Hugging Face safetensors, PEFT's adapters and GGUF, read and written; PyTorch's files, read.
+//! Weights on disk: Hugging Face safetensors, PEFT's adapters and GGUF, read and written; files of `torch.save`, read.
 //!
 //! Nothing in a file is believed before it has been checked against the file's own length, so a
 //! truncated or hostile file gives an error that names it, and never a panic or a huge allocation.
@@ -7,6 +7,7 @@
 mod atomic;
 mod checkpoint;
 mod checksum;
+mod convert;
 mod encoding;
 mod gguf;
 mod peft;
@@ -20,9 +21,8 @@ mod whole;
 pub use atomic::atomic_write;
 pub use checkpoint::{Checkpoint, WEIGHT_FILES};
 pub use checksum::checksum;
+pub use convert::save_checkpoint;
 pub use gguf::{Gguf, GgufDtype, GgufValue, save_gguf};
 pub use peft::{AdapterCheckpoint, save_adapter};
-pub use save::{
-    HostTensor, SaveDtype, read_metadata, read_tensors, save_checkpoint, save_model, save_tensors,
-};
+pub use save::{HostTensor, SaveDtype, read_metadata, read_tensors, save_model, save_tensors};
 pub use whole::read_whole;

@@ -62,7 +62,9 @@ fn every_family_is_the_same_after_a_turn_through_gguf_and_back() {
                 (original.read(tensor).unwrap(), back.read(tensor).unwrap());
             // In a GGUF file, Gemma's norms have one added.
             if shifts && tensor.ends_with("norm.weight") {
-                values.iter_mut().for_each(|value| *value = (*value + 1.0) - 1.0);
+                for value in &mut values {
+                    *value = (*value + 1.0) - 1.0;
+                }
             }
             assert_eq!((shape, bits(&values)), (back_shape, bits(&back)), "{}: {tensor}", name(&path));
         }

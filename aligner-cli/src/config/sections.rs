@@ -79,7 +79,7 @@ impl RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A directory with `config.json` and safetensors, or a `.gguf` file.
+    /// A directory with `config.json` and weights, or a `.gguf` file.
     pub path: PathBuf,
     /// A directory with `tokenizer.json` or `tokenizer.model`, where the model's own has none.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -41,7 +41,7 @@ impl Fingerprints {
         if !path.is_dir() {
             return self.add_blocks(path, SAMPLED_BLOCKS);
         }
-        let indices = WEIGHT_FILES.into_iter().filter(|name| name.ends_with(".json"));
+        let indices = WEIGHT_FILES.into_iter().filter(|name| name.ends_with("index.json"));
         self.add_present(path, &["config.json"].into_iter().chain(indices).collect::<Vec<_>>())?;
         weights(path)?.iter().try_for_each(|file| self.add_blocks(file, SAMPLED_BLOCKS))
     }

@@ -96,7 +96,7 @@ impl PytorchFile {
     }
 }
 
-/// What `torch.save` wrote before its version 1.6, and TorchScript's archives, which are programs.
+/// What `torch.save` wrote before its version 1.6, and `TorchScript`'s archives, which are programs.
 fn refuse_old_formats(source: &Source) -> Result<()> {
     let start = source.bytes(0, source.len().min(4) as usize)?;
     if start.starts_with(b"PK") {

@@ -1,6 +1,5 @@
 //! Writing safetensors: models as Hugging Face directories, and plain sets of tensors.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -12,15 +11,15 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 
+use super::atomic_write;
 use super::checkpoint::transposed;
 use super::safetensors_file::SafetensorsFile;
-use super::{Checkpoint, atomic_write};
 use crate::model::{CausalLm, ModelConfig, ParamSpec};
 use crate::ops::host::with_slice;
 use crate::{Error, Param, ParamSet, Result};
 
 /// Most bytes of tensors in one file, as in `huggingface_hub`.
-const SHARD_BYTES: usize = 5_000_000_000;
+pub(super) const SHARD_BYTES: usize = 5_000_000_000;
 /// Elements converted at a time.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
@@ -122,46 +121,7 @@ fn save_sharded(
     write_shards(dir, config, &tensors, dtype, shard_bytes)
 }
 
-/// Writes a checkpoint as [`save_model`] writes a model, without the whole of it in memory: each tensor is read,
-/// converted and written. `watch` is told how many parameters are read, of how many.
-///
-/// # Errors
-/// [`Error::Io`] names the file that was written, also where a parameter cannot be read or is not finite in `dtype`:
-/// files that were written before it stay.
-pub fn save_checkpoint(
-    dir: &Path,
-    checkpoint: &Checkpoint,
-    dtype: SaveDtype,
-    watch: &mut dyn FnMut(usize, usize),
-) -> Result<()> {
-    let specs = CausalLm::parameters_in(checkpoint)?;
-    let shapes: Vec<Vec<usize>> = specs
-        .iter()
-        .map(|spec| {
-            let mut shape = spec.shape.clone();
-            if spec.transposed {
-                shape.reverse();
-            }
-            shape
-        })
-        .collect();
-    let counter = RefCell::new((0, watch));
-    let read = |spec: &ParamSpec| {
-        let (read, watch) = &mut *counter.borrow_mut();
-        watch(*read, specs.len());
-        *read += 1;
-        let values = checkpoint.read_parameter(spec)?;
-        Ok(if spec.transposed { transposed(&values, spec.shape[1]) } else { values })
-    };
-    let tensors: Vec<NamedTensor<'_>> = specs
-        .iter()
-        .zip(&shapes)
-        .map(|(spec, shape)| NamedTensor { name: &spec.name, shape, value: Elements::Read(spec, &read) })
-        .collect();
-    write_shards(dir, checkpoint.config(), &tensors, dtype, SHARD_BYTES)
-}
-
-fn write_shards(
+pub(super) fn write_shards(
     dir: &Path,
     config: &ModelConfig,
     tensors: &[NamedTensor<'_>],

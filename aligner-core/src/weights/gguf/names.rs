@@ -174,7 +174,9 @@ fn layer_parts(parts: &Parts) -> Vec<Part> {
         (parts.head_norms.map(|norms| norms.key), "attn_k_norm"),
     ];
     for (hub, stored) in norms {
-        hub.into_iter().for_each(|hub| push(hub, stored, Kind::Norm));
+        if let Some(hub) = hub {
+            push(hub, stored, Kind::Norm);
+        }
     }
     match parts.qkv {
         Qkv::Apart([query, key, value]) => {
@@ -191,13 +193,17 @@ fn layer_parts(parts: &Parts) -> Vec<Part> {
         MlpNames::Fused([up, down]) | MlpNames::Plain([up, down]) => [None, Some(up), Some(down)],
     };
     for (hub, stored) in names.into_iter().zip(["ffn_gate", "ffn_up", "ffn_down"]) {
-        hub.into_iter().for_each(|hub| push(hub, stored, Kind::Linear));
+        if let Some(hub) = hub {
+            push(hub, stored, Kind::Linear);
+        }
     }
     if let Some(experts) = &parts.experts {
         push(experts.router, "ffn_gate_inp", Kind::Linear);
         if let Some(shared) = &experts.shared {
             let stored = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-            shared.linears.into_iter().zip(stored).for_each(|(hub, stored)| push(hub, stored, Kind::Linear));
+            for (hub, stored) in shared.linears.into_iter().zip(stored) {
+                push(hub, stored, Kind::Linear);
+            }
             push(shared.opening, "ffn_gate_inp_shexp", Kind::Opening);
         }
         let stored = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];

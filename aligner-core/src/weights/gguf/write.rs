@@ -214,16 +214,15 @@ fn put_typed(out: &mut Vec<u8>, value: &GgufValue) {
         out.extend((count as u64).to_le_bytes());
     };
     match value {
-        GgufValue::Integer(number) => match u32::try_from(*number) {
-            Ok(number) => {
+        GgufValue::Integer(number) => {
+            if let Ok(number) = u32::try_from(*number) {
                 kind(out, 4);
                 out.extend(number.to_le_bytes());
-            }
-            Err(_) => {
+            } else {
                 kind(out, 11);
                 out.extend(number.to_le_bytes());
             }
-        },
+        }
         GgufValue::Float(number) => {
             kind(out, 6);
             out.extend((*number as f32).to_le_bytes());
@@ -254,7 +253,9 @@ fn put_typed(out: &mut Vec<u8>, value: &GgufValue) {
         }
         GgufValue::Texts(texts) => {
             list(out, 8, texts.len());
-            texts.iter().for_each(|text| put_text(out, text));
+            for text in texts {
+                put_text(out, text);
+            }
         }
         GgufValue::Lists(lists) => {
             list(out, 9, lists.len());

@@ -105,10 +105,11 @@ fn check_merges(merges: &[[String; 2]], read: &Tokenizer) -> Result<()> {
     if made(merges) == made(&again) && set(merges) == set(&again) {
         return Ok(());
     }
-    Err(refused("its merges do not follow from scores of its tokens, as those of SentencePiece do".into()))
+    Err(refused("its merges do not follow from scores of its tokens, as those of SentencePiece do"))
 }
 
-fn refused(message: String) -> Error {
+fn refused(message: impl Into<String>) -> Error {
+    let message = message.into();
     Error::Invalid(format!("the tokenizer cannot be written to GGUF: {message}"))
 }
 
@@ -161,7 +162,7 @@ fn merges(json: &Value) -> Result<Vec<[String; 2]>> {
         _ => None,
     };
     let list = json["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter().map(pair).collect::<Option<_>>().ok_or_else(|| refused("a merge is not a pair".into()))
+    list.iter().map(pair).collect::<Option<_>>().ok_or_else(|| refused("a merge is not a pair"))
 }
 
 /// Special tokens, whether the first is put before every text, and the chat template.

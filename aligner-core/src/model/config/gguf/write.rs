@@ -78,12 +78,12 @@ impl ModelConfig {
         let experts = |config: &Self| {
             let mut experts = config.experts.clone();
             // It is for training, and no part of what is computed.
-            experts.iter_mut().for_each(|experts| {
+            if let Some(experts) = &mut experts {
                 experts.balance_loss = None;
                 if !experts.dense_layers.contains(&true) {
                     experts.dense_layers.clear();
                 }
-            });
+            }
             experts
         };
         let [local, other_local] = [self, other]
