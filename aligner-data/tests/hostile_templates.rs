@@ -92,6 +92,7 @@ const ENDLESS: [&str; 19] = [
 ];
 
 #[test]
+#[expect(clippy::print_stdout, reason = "what was measured, for those who ask for it")]
 fn much_out_of_little_is_an_error_in_a_second_and_in_little_memory() {
     let _alone = ONE_AT_A_TIME.lock();
     let (mut longest, mut largest): (f64, usize) = (0.0, 0);
@@ -128,6 +129,7 @@ fn lists_within_lists_do_not_end_the_process() {
 
 /// What a long dialogue needs is far from the bounds.
 #[test]
+#[expect(clippy::print_stdout, reason = "what was measured, for those who ask for it")]
 fn a_long_dialogue_renders() {
     let _alone = ONE_AT_A_TIME.lock();
     let template = "{% set ns = namespace(last=0, all=[]) %}{% for m in messages[::-1] %}\

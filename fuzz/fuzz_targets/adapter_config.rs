@@ -12,7 +12,8 @@ use libfuzzer_sys::fuzz_target;
 static MODEL: LazyLock<(Scratch, ModelConfig)> = LazyLock::new(|| {
     let scratch = Scratch::new();
     scratch.golden("lora/lora_qv_r4/adapter_model.safetensors", "adapter_model.safetensors");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/llama_gqa_untied/config.json");
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/llama_gqa_untied/config.json");
     (scratch, ModelConfig::from_file(&golden).expect("a golden model"))
 });
 

@@ -47,7 +47,7 @@ impl Scratch {
     }
 }
 
-/// Takes a tokenizer through encoding, decoding and saving.
+/// Takes a tokenizer through encoding and decoding.
 pub fn use_tokenizer(tokenizer: &Tokenizer) {
     for text in TEXTS {
         if let Ok(ids) = tokenizer.encode(text) {

@@ -29,7 +29,7 @@ pub(super) fn rewrite(source: &str, name: &str) -> Result<String, Error> {
     }
     let whitespace =
         WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
-    let template = parse(source, name, SyntaxConfig::default(), whitespace)?;
+    let template = parse(source, name, SyntaxConfig, whitespace)?;
     let mut writer = Writer { out: String::with_capacity(source.len() * 2), line: 1 };
     writer.statement(&template)?;
     Ok(writer.out)

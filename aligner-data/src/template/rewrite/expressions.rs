@@ -35,7 +35,9 @@ impl Writer {
                 this.out.push('[');
                 for (at, part) in [&slice.start, &slice.stop, &slice.step].into_iter().enumerate() {
                     this.out.push_str(if at > 0 { ":" } else { "" });
-                    part.iter().for_each(|part| this.expression(part));
+                    if let Some(part) = part {
+                        this.expression(part);
+                    }
                 }
                 this.out.push(']');
             }),
