@@ -24,6 +24,8 @@ pub(crate) enum Encoding {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
@@ -35,7 +37,7 @@ impl Encoding {
         match self {
             Self::F32 | Self::F64 | Self::F16 | Self::BF16 | Self::F8_E4M3 | Self::F8_E5M2 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
         }
     }
 
@@ -51,6 +53,8 @@ impl Encoding {
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2_K => 84,
+            Self::Q3_K => 110,
             Self::Q4_K => 144,
             Self::Q5_K => 176,
             Self::Q6_K => 210,
@@ -79,6 +83,8 @@ impl Encoding {
             Self::Q5_0 => each_block(bytes, out, legacy::decode_q5_0),
             Self::Q5_1 => each_block(bytes, out, legacy::decode_q5_1),
             Self::Q8_0 => each_block(bytes, out, legacy::decode_q8_0),
+            Self::Q2_K => each_block(bytes, out, k_quants::decode_q2_k),
+            Self::Q3_K => each_block(bytes, out, k_quants::decode_q3_k),
             Self::Q4_K => each_block(bytes, out, k_quants::decode_q4_k),
             Self::Q5_K => each_block(bytes, out, k_quants::decode_q5_k),
             Self::Q6_K => each_block(bytes, out, k_quants::decode_q6_k),
@@ -106,7 +112,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 mod tests {
     use super::*;
 
-    const KINDS: [(&str, Encoding); 8] = [
+    const KINDS: [(&str, Encoding); 10] = [
         ("Q4_0", Encoding::Q4_0),
         ("Q4_1", Encoding::Q4_1),
         ("Q5_0", Encoding::Q5_0),
@@ -115,6 +121,8 @@ mod tests {
         ("Q4_K", Encoding::Q4_K),
         ("Q5_K", Encoding::Q5_K),
         ("Q6_K", Encoding::Q6_K),
+        ("Q2_K", Encoding::Q2_K),
+        ("Q3_K", Encoding::Q3_K),
     ];
 
     fn from_hex(text: &str) -> Vec<u8> {

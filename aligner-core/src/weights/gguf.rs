@@ -228,7 +228,7 @@ impl Gguf {
 }
 
 /// The element types that are read, by their numbers in the format.
-const ENCODINGS: [(u32, Encoding); 12] = [
+const ENCODINGS: [(u32, Encoding); 14] = [
     (0, Encoding::F32),
     (1, Encoding::F16),
     (2, Encoding::Q4_0),
@@ -236,6 +236,8 @@ const ENCODINGS: [(u32, Encoding); 12] = [
     (6, Encoding::Q5_0),
     (7, Encoding::Q5_1),
     (8, Encoding::Q8_0),
+    (10, Encoding::Q2_K),
+    (11, Encoding::Q3_K),
     (12, Encoding::Q4_K),
     (13, Encoding::Q5_K),
     (14, Encoding::Q6_K),

@@ -23,7 +23,8 @@ def random_block(kind, rng, count=2):
     """Blocks of random bits whose scales are ordinary numbers."""
     blocks = rng.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     scales_at = {T.Q4_0: [0], T.Q5_0: [0], T.Q8_0: [0], T.Q4_1: [0, 2], T.Q5_1: [0, 2],
-                 T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208]}
+                 T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
+                 T.Q2_K: [80, 82], T.Q3_K: [108]}
     for at in scales_at[kind]:
         blocks[:, at:at + 2] = half(rng, count)
     return blocks
@@ -32,7 +33,7 @@ def random_block(kind, rng, count=2):
 def make_blocks():
     rng = np.random.default_rng(0)
     cases = []
-    for kind in [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K]:
+    for kind in [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K, T.Q2_K, T.Q3_K]:
         blocks = random_block(kind, rng)
         values = gguf.dequantize(blocks, kind).astype("<f4")
         cases.append({"type": kind.name, "bytes": blocks.tobytes().hex(), "f32": values.tobytes().hex()})

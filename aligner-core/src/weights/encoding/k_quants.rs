@@ -2,6 +2,44 @@
 
 use super::half_at;
 
+/// Block layout: 16 bytes of scales and minima, 64 bytes of two-bit `q`, `f16 d`, `f16 dmin`.
+///
+/// `x = d scale q - dmin minimum`, for each 16 elements a byte with the scale in its low four bits and the minimum in
+/// its high ones. Each half of 128 elements takes 32 bytes, and run `r` of its four runs of 32 the bits at `2 r`.
+pub(super) fn decode_q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
+    let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
+    for (run, out) in out.chunks_mut(32).enumerate() {
+        let quants = &block[16 + run / 4 * 32..][..32];
+        for (at, out) in out.iter_mut().enumerate() {
+            let packed = block[run * 2 + at / 16];
+            let quant = quants[at] >> (2 * (run % 4)) & 3;
+            let (scale, minimum) = (scale * f32::from(packed & 15), minimum * f32::from(packed >> 4));
+            *out = scale * f32::from(quant) - minimum;
+        }
+    }
+}
+
+/// Block layout: 32 bytes of high bits, 64 bytes of low two bits as in [`decode_q2_k`], 12 bytes of scales, `f16 d`.
+///
+/// `x = d (scale - 32) q`, a scale for each 16 elements. Bit `r` of byte `i` of the high bits belongs to element `i` of
+/// run `r`; where it is not set, `q` is the low bits less 4. Of the 16 scales of six bits, bytes 0-7 hold the lower four
+/// bits (those of the first eight low), and bytes 8-11 the upper two: of scale `s` in byte `8 + s % 4` at `2 (s / 4)`.
+pub(super) fn decode_q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
+    let (high, packed) = (&block[..32], &block[96..108]);
+    let scale = half_at(block, 108);
+    for (run, out) in out.chunks_mut(32).enumerate() {
+        let low = &block[32 + run / 4 * 32..][..32];
+        for (at, out) in out.iter_mut().enumerate() {
+            let own = run * 2 + at / 16;
+            let lower = packed[own % 8] >> (4 * (own / 8)) & 15;
+            let upper = packed[8 + own % 4] >> (2 * (own / 4)) & 3;
+            let quant =
+                i16::from(low[at] >> (2 * (run % 4)) & 3) - if high[at] >> run & 1 == 1 { 0 } else { 4 };
+            *out = scale * (f32::from(lower | upper << 4) - 32.0) * f32::from(quant);
+        }
+    }
+}
+
 /// Block layout: `f16 d`, `f16 dmin`, 12 bytes of scales and minima, 128 bytes of 4-bit `q`.
 ///
 /// `x = d scale q - dmin minimum`. 32 bytes hold two runs of 32: low bits, then high bits.

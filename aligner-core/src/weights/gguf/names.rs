@@ -233,13 +233,18 @@ mod tests {
 
     #[test]
     fn both_directions_agree_on_every_parameter_of_every_family() {
-        let experts = json!({"num_local_experts": 3, "num_experts": 3, "num_experts_per_tok": 2,
-            "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8});
-        let gpt2 = json!({"n_embd": 16, "n_layer": 2, "n_head": 2, "head_dim": 8});
         for model_type in crate::model::MODEL_TYPES {
-            let is = |part: &str| model_type.contains(part);
-            let changes = if is("moe") || is("mixtral") { &experts } else { &gpt2 };
-            let config = config(model_type, changes);
+            let changes = match model_type {
+                "mixtral" => json!({"num_local_experts": 3, "num_experts_per_tok": 2}),
+                "qwen2_moe" => json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                    "shared_expert_intermediate_size": 8}),
+                "qwen3_moe" => {
+                    json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8})
+                }
+                "gpt2" => json!({"n_embd": 16, "n_layer": 2, "n_head": 2, "head_dim": 8}),
+                _ => json!({}),
+            };
+            let config = config(model_type, &changes);
             let names = Names::of(&config);
             for spec in crate::model::CausalLm::parameters(&config) {
                 let place = names.place_of(&spec.name).unwrap_or_else(|| panic!("{}", spec.name));

@@ -252,7 +252,7 @@ impl Reader<'_> {
         let encoding = encoding_of(kind).ok_or_else(|| {
             self.error(format!(
                 "{what}: element type {kind} is not supported; known are F32, F64, F16, BF16, Q4_0, Q4_1, \
-                 Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K"
+                 Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K and Q6_K"
             ))
         })?;
         // The innermost dimension comes first, and a block never spans two rows.
