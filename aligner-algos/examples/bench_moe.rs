@@ -1,7 +1,7 @@
 //! A mixture of experts beside a dense model with as many parameters for a token: what a token takes in training and in
 //! generation, in alternating rounds; prints a table and one JSON line.
 //!
-//! `bench_moe [rounds]`: hidden 512, eight layers; eight experts 512 wide, two for each token, beside one MLP of 1024.
+//! `bench_moe [rounds]`: hidden 512, four layers; eight experts 512 wide, two for each token, beside one MLP of 1024.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use aligner_infer::{CacheSize, EngineConfig, PagedEngine};
 use serde_json::json;
 
 const VOCAB: u64 = 4096;
-const ROWS: usize = 8;
+const ROWS: usize = 4;
 const ROW_TOKENS: usize = 256;
 const BATCHES: [usize; 3] = [1, 8, 32];
 /// Tokens of each answer that a round times.
@@ -27,7 +27,7 @@ const DRAWN: usize = 24;
 fn model(experts: bool) -> Result<CausalLm> {
     let mut json = json!({
         "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 512, "intermediate_size": 1024,
-        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
     });
     if experts {
