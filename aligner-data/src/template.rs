@@ -126,8 +126,8 @@ impl ChatTemplate {
     /// The conversation as text.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the template refuses the conversation or fails, or writes more than
-    /// 16 MiB.
+    /// [`Error::Invalid`] where the template refuses the conversation or fails, where it writes, or makes on
+    /// the way, more than 16 MiB, and where it takes more work than any conversation needs.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with(messages, &RenderOptions { add_generation_prompt, ..RenderOptions::default() })
     }
