@@ -233,12 +233,19 @@ mod tests {
 
     #[test]
     fn both_directions_agree_on_every_parameter_of_every_family() {
-        let experts = json!({"num_local_experts": 3, "num_experts": 3, "num_experts_per_tok": 2,
-            "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8});
-        let gpt2 = json!({"n_embd": 16, "n_layer": 2, "n_head": 2, "head_dim": 8});
+        // Each family refuses the keys of the others.
+        let plain = json!({"n_embd": 16, "n_layer": 2, "n_head": 2, "head_dim": 8});
+        let mixtral = json!({"num_local_experts": 3, "num_experts_per_tok": 2});
+        let qwen3 = json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8});
+        let mut qwen2 = qwen3.clone();
+        qwen2["shared_expert_intermediate_size"] = json!(8);
         for model_type in crate::model::MODEL_TYPES {
-            let is = |part: &str| model_type.contains(part);
-            let changes = if is("moe") || is("mixtral") { &experts } else { &gpt2 };
+            let changes = match model_type {
+                "mixtral" => &mixtral,
+                "qwen2_moe" => &qwen2,
+                "qwen3_moe" => &qwen3,
+                _ => &plain,
+            };
             let config = config(model_type, changes);
             let names = Names::of(&config);
             for spec in crate::model::CausalLm::parameters(&config) {
