@@ -87,7 +87,7 @@ impl ParallelLm {
         }
         let experts = ExpertRanks::new(comms.along(Axis::Expert).clone());
         let own_experts = config.experts.as_ref().map(|all| experts.share(all.count));
-        let stages = stages(config, (depth.rank(), depth.size()), chunks, own_experts);
+        let stages = stages(config, (depth.rank(), depth.size()), chunks, own_experts.as_ref());
         let names = model.params().iter().map(|param| param.name.as_str());
         let names = stage_names(names, config, &stages);
         let (splits, own) = (Splits::new(config), rank_config(config, tensor.size())?);

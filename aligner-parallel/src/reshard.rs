@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use aligner_core::ops::host::{HostTensor, with_slice};
-use aligner_core::{Communicator, Device, Error, ParamSet, Phase, Result, Tensor};
+use aligner_core::{Communicator, Device, Error, Param, ParamSet, Phase, Result, Tensor};
 use burn::tensor::TensorData;
 
 pub use layout::Layout;
@@ -43,7 +43,7 @@ pub struct Reshard {
 /// A parameter in the new layout, as far as it is there.
 enum Target {
     /// It is what the rank has already.
-    Kept(Tensor<1>),
+    Kept,
     Filling(Vec<f32>),
 }
 
@@ -132,14 +132,12 @@ impl Reshard {
             let Some(shape) = self.to.shape(me, at) else { return Ok(None) };
             let held = own.by_name(self.from.name(at));
             let elements = self.from.shape(me, at).map(|shape| shape.iter().product::<usize>());
-            if held.map(|param| param.elements()) != elements {
+            if held.map(Param::elements) != elements {
                 let name = self.from.name(at);
                 return Err(Error::Invalid(format!("rank {me} holds another part of {name} than planned")));
             }
             Ok(Some(match held {
-                Some(param) if self.from.tiles(me, at) == self.to.tiles(me, at) => {
-                    Target::Kept(param.value.clone())
-                }
+                Some(_) if self.from.tiles(me, at) == self.to.tiles(me, at) => Target::Kept,
                 _ => Target::Filling(vec![0.0; shape.iter().product()]),
             }))
         };
@@ -151,11 +149,13 @@ impl Reshard {
         for (at, target) in targets.into_iter().enumerate() {
             let (Some(target), Some(shape)) = (target, self.to.shape(me, at)) else { continue };
             let name = self.from.name(at);
-            match target {
-                Target::Kept(value) => set.insert(name, shape, value)?,
-                Target::Filling(values) => set.insert_data(name, shape, values, &Device::flex())?,
+            let held = own.by_name(name);
+            match (target, held) {
+                (Target::Kept, Some(param)) => set.share(param)?,
+                (Target::Kept, None) => return Err(Error::Invalid(format!("the parameters lack {name}"))),
+                (Target::Filling(values), _) => set.insert_data(name, shape, values, &Device::flex())?,
             };
-            let trainable = own.by_name(name).is_none_or(|param| param.trainable);
+            let trainable = held.is_none_or(|param| param.trainable);
             if let Some(added) = set.iter_mut().last() {
                 added.trainable = trainable;
             }

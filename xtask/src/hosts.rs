@@ -54,7 +54,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     succeed(Command::new(&program).args(train("one")).current_dir(&root))?;
     let network = Network::new()?;
     let agent = write_agent(&place)?;
-    let mut launch = network.on_first("mpirun");
+    let mut launch = Command::new("ip");
+    launch.args(["netns", "exec", HOSTS[0].0, "mpirun"]);
     launch.args(["--allow-run-as-root", "--oversubscribe", "-np", "4", "-H"]);
     launch.arg(HOSTS.map(|(_, address)| format!("{address}:2")).join(","));
     launch.args(["--mca", "plm_rsh_agent"]).arg(&agent);
@@ -76,7 +77,7 @@ impl Network {
     fn new() -> Result<Self> {
         let network = Self;
         // What a run that was killed has left.
-        network.remove();
+        Self::remove();
         let [(first, one), (second, two)] = HOSTS;
         for arguments in [
             format!("netns add {first}"),
@@ -97,24 +98,17 @@ impl Network {
         Ok(network)
     }
 
-    fn remove(&self) {
+    fn remove() {
         for (host, _) in HOSTS {
             // It may not be there.
             let _ = Command::new("ip").args(["netns", "delete", host]).output();
         }
     }
-
-    /// A program on the first host.
-    fn on_first(&self, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", HOSTS[0].0, program]);
-        command
-    }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.remove();
+        Self::remove();
     }
 }
 

@@ -143,7 +143,9 @@ impl Collector {
         });
         let mut taken = vec![false; open.len()];
         let scored = scored?;
-        scored.iter().for_each(|(at, ..)| taken[*at] = true);
+        for (at, ..) in &scored {
+            taken[*at] = true;
+        }
         // Where ranks share prompts, what is left are the others'.
         let open = if crew.is_some() { Vec::new() } else { open };
         let open = open.into_iter().zip(taken).filter(|(_, taken)| !taken).map(|(one, _)| one).collect();
@@ -165,7 +167,7 @@ impl Collector {
 /// What all ranks have drawn that share prompts; the rank's own where none do.
 fn of_all(crew: Option<&mut Crew>, own: Share) -> Result<Share> {
     match crew {
-        Some(crew) => crew.together(own),
+        Some(crew) => crew.together(&own),
         None => Ok(own),
     }
 }

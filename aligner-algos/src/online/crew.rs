@@ -55,9 +55,9 @@ impl Crew {
 
     /// What all ranks have drawn, on each of them, in the order of the prompts. The seconds are those of the slowest,
     /// and `sampling/idle` says which part of them the ranks waited for it on average.
-    pub(super) fn together(&mut self, own: Share) -> Result<Share> {
+    pub(super) fn together(&mut self, own: &Share) -> Result<Share> {
         let garbled = |error: serde_json::Error| Error::Invalid(format!("samples of another rank: {error}"));
-        let bytes = serde_json::to_vec(&own).map_err(garbled)?;
+        let bytes = serde_json::to_vec(own).map_err(garbled)?;
         let all = self.all.all_gather_bytes(&bytes, SAMPLES)?;
         let (mut whole, mut busy) = (Share::default(), Duration::ZERO);
         for bytes in &all {

@@ -96,7 +96,7 @@ impl Layout {
             let place = mesh.coordinates(rank)?;
             let at = |axis: Axis| place[axis as usize];
             let experts = config.experts.as_ref().map(|all| share(all.count, at(Axis::Expert), expert));
-            let stages = stages(config, (at(Axis::Pipeline), depth), how.chunks, experts);
+            let stages = stages(config, (at(Axis::Pipeline), depth), how.chunks, experts.as_ref());
             let names: HashSet<&str> = stage_names(names(params), config, &stages).into_iter().collect();
             let sharing = how.share_parameters.then(|| mesh.group(rank, &crate::mesh::GRADIENTS));
             let sharing = sharing.transpose()?.unwrap_or_else(|| vec![rank]);
@@ -195,12 +195,12 @@ pub(crate) fn stages(
     config: &ModelConfig,
     (rank, ranks): (usize, usize),
     chunks: usize,
-    experts: Option<Range<usize>>,
+    experts: Option<&Range<usize>>,
 ) -> Vec<Stage> {
     let chunks = chunks.max(1);
     let stage = |chunk: usize| {
         let stage = Stage::new(config, chunk * ranks + rank, ranks * chunks);
-        experts.clone().map_or(stage.clone(), |own| stage.with_experts(own))
+        experts.map_or(stage.clone(), |own| stage.with_experts(own.clone()))
     };
     (0..chunks).map(stage).collect()
 }
