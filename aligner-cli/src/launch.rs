@@ -58,10 +58,10 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let mut alike = 1;
     for (other, error) in failures.filter(|(_, error)| is_cause(error)) {
         let text = format!("{error:#}");
-        if text != said {
-            say(&format!("rank {other}: {text}"));
-        } else {
+        if text == said {
             alike += 1;
+        } else {
+            say(&format!("rank {other}: {text}"));
         }
     }
     // What every rank says is not a rank's own.
