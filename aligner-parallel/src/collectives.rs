@@ -346,7 +346,7 @@ mod tests {
             }
             group.barrier(PHASE)
         });
-        assert!(began.elapsed() < Duration::from_secs(60));
+        assert!(began.elapsed() < Duration::from_mins(1));
         let Err(Error::Collective(error)) = &results[0] else { panic!("{results:?}") };
         assert_eq!(error.culprits, [1], "{error}");
     }

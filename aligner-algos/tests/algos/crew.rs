@@ -154,7 +154,7 @@ fn logps(params: &ParamSet, group: &Group) -> Vec<f32> {
     let mut model = model(None);
     *model.params_mut() = params.clone();
     let batch = Batch::collate([group]).unwrap();
-    to_vec(&model.forward(&batch, Needs::NOTHING).unwrap().logps().unwrap())
+    to_vec(model.forward(&batch, Needs::NOTHING).unwrap().logps().unwrap())
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_rank_that_fails_while_samples_are_drawn_learned_from_and_handed_on_is_named
     let mut seen = Vec::new();
     for mesh in [[2, 1, 1, 2, 1], [1, 1, 1, 2, 2]] {
         let (results, phases) = with_fault(mesh, None);
-        results.into_iter().for_each(|result| assert!(result.is_ok()));
+        assert!(results.iter().all(Result::is_ok));
         for phase in phases.into_iter().filter(|phase| *phase != "test") {
             if seen.contains(&phase) {
                 continue;
