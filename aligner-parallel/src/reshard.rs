@@ -151,7 +151,7 @@ impl Reshard {
             let name = self.from.name(at);
             let held = own.by_name(name);
             match (target, held) {
-                (Target::Kept, Some(param)) => set.share(param)?,
+                (Target::Kept, Some(param)) => set.insert(name, shape, param.value.clone())?,
                 (Target::Kept, None) => return Err(Error::Invalid(format!("the parameters lack {name}"))),
                 (Target::Filling(values), _) => set.insert_data(name, shape, values, &Device::flex())?,
             };
