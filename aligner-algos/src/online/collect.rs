@@ -109,7 +109,7 @@ impl Collector {
     /// scored.
     fn draw(&mut self, mut open: Vec<Open>, wanted: usize) -> Result<Drawn> {
         let Self { sampling, engine, rewards, text, watch, crew, .. } = self;
-        let prompts: Vec<Prompt> = open.iter().map(|one| one.prompt().clone()).collect();
+        let ids: Vec<String> = open.iter().map(|one| one.id().to_owned()).collect();
         let began = Instant::now();
         let (complete, waiting) = channel::<(usize, Group)>();
         let (scored, generating) = std::thread::scope(|threads| {
@@ -131,7 +131,7 @@ impl Collector {
                 generate(engine.as_mut(), sampling, &mut open, wanted, server, &mut send, watch)
             };
             let generated = match crew {
-                Some(crew) => crew.round(&prompts, |server| generate(Some(server))),
+                Some(crew) => crew.round(&ids, |server| generate(Some(server))),
                 None => generate(None),
             };
             let generating = began.elapsed();

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use aligner_core::{Communicator, Error, Group, Metrics, Phase, Prompt, Result, Sample};
+use aligner_core::{Communicator, Error, Group, Metrics, Phase, Result, Sample};
 use aligner_parallel::balance::{LengthHistory, PromptServer, Split, longest_first};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 const SAMPLES: Phase = Phase::new("samples of all ranks");
@@ -41,14 +42,14 @@ impl Crew {
         Self { all, batches, split, history: LengthHistory::default(), rounds: 0 }
     }
 
-    /// Calls `draw` with what gives out the prompts of a round, which are the same on all ranks.
+    /// Calls `draw` with what gives out the prompts of a round, whose ids are the same on all ranks.
     pub(super) fn round<T>(
         &mut self,
-        prompts: &[Prompt],
+        prompts: &[String],
         draw: impl FnOnce(&mut PromptServer<'_>) -> T,
     ) -> T {
-        let ids: Vec<String> = prompts.iter().map(|prompt| prompt.id.clone()).collect();
-        let mut server = PromptServer::new(self.all.as_ref(), self.rounds, &ids, &self.history, self.split);
+        let mut server =
+            PromptServer::new(self.all.as_ref(), self.rounds, prompts, &self.history, self.split);
         self.rounds += 1;
         draw(&mut server)
     }
@@ -56,12 +57,10 @@ impl Crew {
     /// What all ranks have drawn, on each of them, in the order of the prompts. The seconds are those of the slowest,
     /// and `sampling/idle` says which part of them the ranks waited for it on average.
     pub(super) fn together(&mut self, own: &Share) -> Result<Share> {
-        let garbled = |error: serde_json::Error| Error::Invalid(format!("samples of another rank: {error}"));
-        let bytes = serde_json::to_vec(own).map_err(garbled)?;
-        let all = self.all.all_gather_bytes(&bytes, SAMPLES)?;
+        let all: Vec<Share> = gathered(self.all.as_ref(), own)?;
+        let ranks = all.len() as f64;
         let (mut whole, mut busy) = (Share::default(), Duration::ZERO);
-        for bytes in &all {
-            let Share { groups, metrics, generating } = serde_json::from_slice(bytes).map_err(garbled)?;
+        for Share { groups, metrics, generating } in all {
             whole.groups.extend(groups);
             whole.metrics.merge(&metrics);
             whole.generating = whole.generating.max(generating);
@@ -72,7 +71,7 @@ impl Crew {
             let tokens: usize = group.samples.iter().map(Sample::targets).sum();
             self.history.observe(&group.id, tokens as f64 / group.samples.len().max(1) as f64);
         }
-        let most = whole.generating.as_secs_f64() * all.len() as f64;
+        let most = whole.generating.as_secs_f64() * ranks;
         if most > 0.0 {
             whole.metrics.set("sampling/idle", 1.0 - busy.as_secs_f64() / most);
         }
@@ -91,10 +90,14 @@ impl Crew {
 
     /// The groups that all ranks have learned from, on each of them.
     pub(super) fn learned_anywhere(&self, own: &[Group]) -> Result<Vec<Group>> {
-        let garbled = |error: serde_json::Error| Error::Invalid(format!("samples of another rank: {error}"));
-        let bytes = serde_json::to_vec(own).map_err(garbled)?;
-        let all = self.batches.all_gather_bytes(&bytes, SAMPLES)?;
-        let parts = all.iter().map(|bytes| serde_json::from_slice::<Vec<Group>>(bytes).map_err(garbled));
-        Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+        Ok(gathered::<Vec<Group>>(self.batches.as_ref(), own)?.concat())
     }
+}
+
+/// What every rank has, in the order of ranks.
+fn gathered<T: DeserializeOwned>(comm: &dyn Communicator, own: &(impl Serialize + ?Sized)) -> Result<Vec<T>> {
+    let garbled = |error: serde_json::Error| Error::Invalid(format!("samples of another rank: {error}"));
+    let bytes = serde_json::to_vec(own).map_err(garbled)?;
+    let all = comm.all_gather_bytes(&bytes, SAMPLES)?;
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(garbled)).collect()
 }

@@ -33,8 +33,8 @@ impl Open {
         Self { prompt, born, responses: vec![Response::default(); responses] }
     }
 
-    pub(super) fn prompt(&self) -> &Prompt {
-        &self.prompt
+    pub(super) fn id(&self) -> &str {
+        &self.prompt.id
     }
 
     pub(super) fn is_complete(&self) -> bool {
