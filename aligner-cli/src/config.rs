@@ -20,7 +20,9 @@ use toml::de::DeTable;
 
 pub use lora::LoraSection;
 pub use mesh::MeshSection;
-pub use sections::{CriticConfig, DataConfig, ModelConfig, ReferenceConfig, RunConfig, RunSection};
+pub use sections::{
+    CriticConfig, DataConfig, ModelConfig, Precision, ReferenceConfig, RunConfig, RunSection,
+};
 
 pub(crate) use check::not_a_model;
 pub(crate) use problem::{Problems, unknown};

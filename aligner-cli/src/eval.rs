@@ -13,7 +13,7 @@ use crate::progress::{result, say};
 use crate::ranks::Ranks;
 use crate::report::STANDARD_ERROR;
 use crate::train::rewards_of;
-use crate::wire::{self, Beside, Data, LoadedModel, Subject};
+use crate::wire::{self, Beside, Data, LoadedModel, Reading, Subject};
 use crate::{Registry, Run, Usage, evaluate};
 
 /// Measure a model on a run's held-out rows: loss, perplexity, pair accuracy, rewards.
@@ -111,7 +111,7 @@ fn on(
 
 fn reference(run: &Run, base: &LoadedModel, device: &Device) -> anyhow::Result<Reference> {
     let frozen = match &run.config.reference.path {
-        Some(path) => wire::reference_model(path, base, device)?,
+        Some(path) => wire::reference_model(path, base, Reading::Whole, device)?,
         None if run.config.model.lora.is_some() => wire::base_model(run, &base.checkpoint, device)?,
         None => base.policy(device)?,
     };

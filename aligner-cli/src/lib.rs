@@ -39,8 +39,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use config::{
-    CriticConfig, DataConfig, LoraSection, MeshSection, ModelConfig, ReferenceConfig, Run, RunConfig,
-    RunSection,
+    CriticConfig, DataConfig, LoraSection, MeshSection, ModelConfig, Precision, ReferenceConfig, Run,
+    RunConfig, RunSection,
 };
 pub use registry::Registry;
 pub use report::Report;

@@ -17,7 +17,7 @@ use crate::arguments::RunFile;
 use crate::progress::{clock, result};
 use crate::simulate::Place;
 use crate::train::{engine_config, total_steps};
-use crate::wire::{self, Addition, Data, LoadedModel};
+use crate::wire::{self, Addition, Data, LoadedModel, Reading};
 use crate::{Registry, Run};
 use memory::Memory;
 use shape::Shape;
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
 /// Times the second of two steps: the first also warms caches and makes the optimizer's moments.
 fn time(run: &Run, model: &LoadedModel, data: &Data, steps: u64) -> anyhow::Result<String> {
     let device = wire::device(&run.config.model.device)?;
-    let policy = wire::trained_policy(run, &model.checkpoint, Addition::OfRun, &device)?;
+    let policy = wire::trained_policy(run, &model.checkpoint, Addition::OfRun, Reading::Whole, &device)?;
     let wants_reference = run.algorithm.needs().contains(Needs::REF_LOGPS);
     let budget = run.config.learner.micro_batch_tokens;
     let base =

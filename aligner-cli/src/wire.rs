@@ -14,6 +14,7 @@ use aligner_core::model::CausalLm;
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint};
 use aligner_core::{Communicator, Device, Error, Group};
 use aligner_data::{Tokenizer, now_secs};
+use aligner_parallel::Mesh;
 #[cfg(feature = "cuda")]
 use anyhow::Context;
 use anyhow::{bail, ensure};
@@ -31,9 +32,38 @@ use crate::Run;
 use crate::progress::Count;
 use crate::rundir::{Fingerprints, Manifest};
 
+/// When weights are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// At once, all of them.
+    Whole,
+    /// When the model is cut for the ranks of a mesh, by each rank its own.
+    ByRank,
+}
+
+impl Reading {
+    /// How a run reads its models: an engine and an adapter look at whole weights.
+    pub(crate) fn of_run(run: &Run, mesh: Mesh) -> Self {
+        let cut = mesh.size() > 1 && !run.online && run.config.model.lora.is_none();
+        if cut { Self::ByRank } else { Self::Whole }
+    }
+
+    /// The model of a checkpoint.
+    pub(crate) fn model(
+        self,
+        checkpoint: &Arc<Checkpoint>,
+        device: &Device,
+    ) -> aligner_core::Result<CausalLm> {
+        match self {
+            Self::Whole => CausalLm::load(checkpoint, device),
+            Self::ByRank => CausalLm::open(checkpoint.clone(), device),
+        }
+    }
+}
+
 /// A model's files, opened and checked against each other; its weights are not read yet.
 pub(crate) struct LoadedModel {
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) tokenizer: Tokenizer,
     /// An adapter that is put on it.
     pub(crate) adapter: Option<AdapterCheckpoint>,
@@ -50,7 +80,7 @@ impl LoadedModel {
         adapter: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let (base, adapter) = adapter::resolve(path, adapter)?;
-        let checkpoint = Checkpoint::open(&base)?;
+        let checkpoint = Arc::new(Checkpoint::open(&base)?);
         if let Some(adapter) = &adapter {
             let mut config = checkpoint.config().clone();
             config.num_labels = config.num_labels.or_else(|| adapter.score()?.first().copied());
@@ -181,8 +211,13 @@ fn cuda(name: &str, _: &str) -> anyhow::Result<Device> {
 }
 
 /// A reference other than the start model: it must know the tokens of `base`, at its positions.
-pub(crate) fn reference_model(path: &Path, base: &LoadedModel, device: &Device) -> anyhow::Result<CausalLm> {
-    let checkpoint = Checkpoint::open(path)?;
+pub(crate) fn reference_model(
+    path: &Path,
+    base: &LoadedModel,
+    reading: Reading,
+    device: &Device,
+) -> anyhow::Result<CausalLm> {
+    let checkpoint = Arc::new(Checkpoint::open(path)?);
     let (config, own) = (checkpoint.config(), base.checkpoint.config());
     let wrong =
         |message: String| Err(Error::format(path, format!("not usable as the reference: {message}")).into());
@@ -197,7 +232,7 @@ pub(crate) fn reference_model(path: &Path, base: &LoadedModel, device: &Device) 
         let (short, long) = (config.max_positions, own.max_positions);
         return wrong(format!("its context is {short} tokens, the trained model's {long}"));
     }
-    Ok(CausalLm::load(&checkpoint, device)?)
+    Ok(reading.model(&checkpoint, device)?)
 }
 
 /// Asks the reference for the log-probabilities of `groups`, and shows how far it is.

@@ -125,6 +125,7 @@ fn numbers_that_no_setting_may_have_are_named_with_their_place() {
         ("run.seed=99999999999999999999", "expected a whole number up to 9223372036854775807"),
         ("run.seed=-1", "expected a whole number, 0 or more"),
         ("run.dir=", "got an empty text"),
+        ("model.precision=bf16", "slower than those in `f32` on the device `cpu`"),
     ] {
         let place = format!("--set {setting}: ");
         scene.aligner(&["plan", "run.toml", "--set", setting]).fails(2, &["1 problem\n", &place, expected]);

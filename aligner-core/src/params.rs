@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::ops::WeightOperand;
 use crate::ops::rows::PackedWeight;
+use crate::weights::InFile;
 use crate::{Error, Result};
 
 /// One parameter.
@@ -22,6 +23,8 @@ pub struct Param {
     pub trainable: bool,
     /// A packed copy in place of the elements, of a matrix that is not trained; `value` is empty then.
     pub packed: Option<Arc<PackedWeight>>,
+    /// Its elements in a file, of which nothing has been read yet; `value` is empty then.
+    pub in_file: Option<InFile>,
 }
 
 impl Param {
@@ -66,7 +69,7 @@ impl ParamSet {
         if value.dims() != [elements] {
             return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &value.dims()));
         }
-        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None })
+        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, in_file: None })
     }
 
     fn push(&mut self, param: Param) -> Result<ParamId> {
@@ -88,7 +91,43 @@ impl ParamSet {
         device: &Device,
     ) -> Result<ParamId> {
         let (shape, value) = (packed.shape().to_vec(), Tensor::zeros([0], device));
-        self.push(Param { name: name.into(), shape, value, trainable: false, packed: Some(packed) })
+        let packed = Some(packed);
+        self.push(Param { name: name.into(), shape, value, trainable: false, packed, in_file: None })
+    }
+
+    /// Adds a parameter of which nothing has been read yet.
+    ///
+    /// # Errors
+    /// A name that is taken, or elements that are not `shape`'s.
+    pub fn insert_in_file(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        in_file: InFile,
+        device: &Device,
+    ) -> Result<ParamId> {
+        let (name, elements) = (name.into(), shape.iter().product::<usize>());
+        if in_file.len() != elements {
+            return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &[in_file.len()]));
+        }
+        let (value, in_file) = (Tensor::zeros([0], device), Some(in_file));
+        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, in_file })
+    }
+
+    /// Reads what is still in a file.
+    ///
+    /// # Errors
+    /// Those of [`InFile::read`].
+    pub fn read_in(&mut self) -> Result<()> {
+        for param in &mut self.params {
+            if let Some(in_file) = &param.in_file {
+                let values = in_file.read()?;
+                let len = values.len();
+                param.value = Tensor::from_data(TensorData::new(values, [len]), &param.value.device());
+                param.in_file = None;
+            }
+        }
+        Ok(())
     }
 
     /// Adds a parameter of another set, by handle; it is trained unless it is packed.
@@ -154,6 +193,11 @@ impl ParamSet {
     /// The first parameter that is packed.
     pub fn first_packed(&self) -> Option<&Param> {
         self.params.iter().find(|param| param.packed.is_some())
+    }
+
+    /// The first parameter of which nothing has been read yet.
+    pub fn first_in_file(&self) -> Option<&Param> {
+        self.params.iter().find(|param| param.in_file.is_some())
     }
 
     /// All parameters, in order.

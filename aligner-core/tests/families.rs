@@ -107,6 +107,32 @@ fn gradients_of_every_family_are_those_of_differences() {
 }
 
 #[test]
+fn products_in_bf16_stay_near_those_in_f32() {
+    for name in MODELS {
+        let mut model = model(name);
+        let exact = model.accumulate(&[batch()], Needs::NOTHING, &loss).unwrap();
+        model.set_bf16_products(true);
+        let rounded = model.accumulate(&[batch()], Needs::NOTHING, &loss).unwrap();
+        let off = (rounded.loss_sum - exact.loss_sum).abs() / exact.loss_sum.abs();
+        // Operands have eight bits; a router may choose another expert where two are about as likely.
+        assert!(off > 0.0 && off < 1e-2, "{name}: the loss is off by {off:.1e}");
+        let mut cosine = [0.0; 3];
+        for (param, (exact, rounded)) in model.params().iter().zip(exact.values.iter().zip(&rounded.values)) {
+            let (Some(exact), Some(rounded)) = (exact, rounded) else {
+                panic!("{name}: {} has no gradient", param.name);
+            };
+            assert_eq!(rounded.dtype(), exact.dtype(), "{name}: {}", param.name);
+            for (a, b) in to_vec(exact).into_iter().zip(to_vec(rounded)) {
+                let (a, b) = (f64::from(a), f64::from(b));
+                cosine.iter_mut().zip([a * b, a * a, b * b]).for_each(|(sum, term)| *sum += term);
+            }
+        }
+        let cosine = cosine[0] / (cosine[1] * cosine[2]).sqrt();
+        assert!(cosine > 0.99, "{name}: the gradients' cosine is {cosine}");
+    }
+}
+
+#[test]
 fn gradients_of_a_balanced_mixture_are_those_of_differences() {
     for name in ["mixtral", "qwen2_moe"] {
         check_gradients(name, &balanced(name));

@@ -62,6 +62,9 @@ impl Weights {
             let message = format!("{}: weights in few bits run on the CPU alone", param.name);
             return Err(Error::Invalid(message));
         }
+        if let Some(param) = model.params().first_in_file() {
+            return Err(Error::Invalid(format!("{} has not been read from its file", param.name)));
+        }
         let head = model.language_head()?;
         let host = model.params().iter().filter(|_| accelerator.is_none());
         let tensors: Vec<HostTensor> = host.map(|param| HostTensor::new(&param.value)).collect();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use aligner_core::model::{Adapter, ModelConfig, Splits, Stage, layer_of};
 use aligner_core::ops::host::with_slice;
 use aligner_core::shard::Split;
+use aligner_core::weights::InFile;
 use aligner_core::{Device, Error, Param, ParamSet, Result, Tensor};
 use burn::tensor::TensorData;
 
@@ -76,6 +77,11 @@ pub(crate) fn cut(
             own.share(param)?;
             continue;
         }
+        if let Some(in_file) = &param.in_file {
+            let (shape, in_file) = cut_in_file(param, in_file, splits, rank, ranks);
+            own.insert_in_file(*name, &shape, in_file, &param.value.device())?;
+            continue;
+        }
         let (shape, value) = cut_param(param, splits, rank, ranks);
         own.insert(*name, &shape, value)?;
         if let Some(added) = own.iter_mut().last() {
@@ -95,6 +101,32 @@ fn cut_param(param: &Param, splits: &Splits, rank: usize, ranks: usize) -> (Vec<
     });
     let len = values.len();
     (shape, Tensor::from_data(TensorData::new(values, [len]), &param.value.device()))
+}
+
+/// The same of a parameter of which nothing has been read yet.
+fn cut_in_file(
+    param: &Param,
+    in_file: &InFile,
+    splits: &Splits,
+    rank: usize,
+    ranks: usize,
+) -> (Vec<usize>, InFile) {
+    let mut shape = param.shape.clone();
+    let [rows, columns] = matrix_shape(&shape);
+    let own: Vec<Range<usize>> = match splits.of(&param.name) {
+        Split::Outputs => {
+            let own = shares(rows, splits.fused(&param.name), rank, ranks);
+            shape[0] = own.iter().map(ExactSizeIterator::len).sum();
+            own.into_iter().map(|rows| rows.start * columns..rows.end * columns).collect()
+        }
+        Split::Inputs => {
+            let own = share(columns, rank, ranks);
+            shape[1] = own.len();
+            (0..rows).map(|row| row * columns + own.start..row * columns + own.end).collect()
+        }
+        Split::Whole | Split::Stream | Split::Inside => return (shape, in_file.clone()),
+    };
+    (shape, in_file.part(&own))
 }
 
 /// One rank's part of the elements of a tensor that is cut like the parameter `name`, with its shape.

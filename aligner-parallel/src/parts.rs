@@ -36,7 +36,10 @@ impl SharedOut {
         let mut own = ParamSet::default();
         for param in params.iter() {
             let range = how.range(param.elements(), how.ranks.rank());
-            let slice = with_slice(&param.value, |values| values[range].to_vec());
+            let slice = match &param.in_file {
+                Some(in_file) => in_file.part(&[range]).read()?,
+                None => with_slice(&param.value, |values| values[range].to_vec()),
+            };
             let shape = slice_shape(param, slice.len());
             own.insert_data(param.name.as_str(), &shape, slice, &param.value.device())?;
             if let Some(added) = own.iter_mut().last() {

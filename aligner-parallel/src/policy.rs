@@ -67,7 +67,8 @@ pub struct ParallelLm {
 }
 
 impl ParallelLm {
-    /// Cuts `model`, which every rank has whole, as the mesh asks.
+    /// Cuts `model`, which every rank has whole, as the mesh asks. Of a model that has been opened and not read
+    /// ([`CausalLm::open`]) each rank reads its own part.
     ///
     /// # Errors
     /// A model that the mesh does not divide, with all reasons; what the communicators report.
@@ -124,6 +125,7 @@ impl ParallelLm {
             let (shared, own) = SharedOut::new(&params, comms.gradients().clone())?;
             (shared_out, params) = (Some(shared), own);
         }
+        params.read_in()?;
         let whole: Vec<(String, Vec<usize>)> =
             model.params().iter().map(|param| (param.name.clone(), param.shape.clone())).collect();
         let trained = Layout::training(&whole, config, mesh, how)?;

@@ -87,9 +87,23 @@ pub struct ModelConfig {
     /// What computes: `cpu`, or `cuda` and `cuda:N` in a build with that feature.
     #[serde(default = "cpu")]
     pub device: String,
+    /// What matrices are multiplied in, in training.
+    #[serde(default)]
+    pub precision: Precision,
     /// A low-rank adapter, which is trained in place of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSection>,
+}
+
+/// `model.precision`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    #[default]
+    F32,
+    /// Products in bf16; weights, gradients, sums and everything between products in f32.
+    Bf16,
 }
 
 fn cpu() -> String {

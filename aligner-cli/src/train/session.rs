@@ -13,6 +13,7 @@ use aligner_data::{Loader, LoaderState, now_secs};
 use super::rollouts::{self, Rollouts};
 use super::warnings::Told;
 use super::{Ending, Outcome, length, newest, summary};
+use crate::config::Precision;
 use crate::interrupt::Interrupt;
 use crate::progress::{Count, say};
 use crate::ranks::Ranks;
@@ -20,7 +21,7 @@ use crate::registry::BuiltReward;
 use crate::rundir::{
     self, EventWriter, Existing, Identity, Manifest, MetricsLog, Record, RunDir, TrainState,
 };
-use crate::wire::{self, Beside, Data, LoadedModel};
+use crate::wire::{self, Beside, Data, LoadedModel, Reading};
 use crate::{Report, Run, evaluate};
 
 /// A run in progress.
@@ -87,10 +88,11 @@ impl Session {
 
         let device = wire::device(&run.config.model.device)?;
         let loading = Count::start("reading the weights", 0);
-        let policy = wire::policy(&run, &model, from.as_deref(), &device)
+        let reading = Reading::of_run(&run, ranks.mesh());
+        let policy = wire::policy(&run, &model, from.as_deref(), reading, &device)
             .map_err(|error| newest::blamed(&dir, error))?;
         let model_config = policy.config().clone();
-        let frozen = frozen(&run, &model, &policy, from.is_some(), &device)?;
+        let frozen = frozen(&run, &model, &policy, (from.is_some(), reading), &device)?;
         drop(loading);
         wire::tell_adapter(&policy);
         if let Some(identity) = &identity {
@@ -363,20 +365,21 @@ fn frozen(
     run: &Run,
     model: &LoadedModel,
     policy: &CausalLm,
-    resumed: bool,
+    (resumed, reading): (bool, Reading),
     device: &Device,
 ) -> anyhow::Result<Option<CausalLm>> {
     if !run.algorithm.needs().contains(Needs::REF_LOGPS) {
         return Ok(None);
     }
     let mut frozen = match &run.config.reference.path {
-        Some(path) => wire::reference_model(path, model, device)?,
+        Some(path) => wire::reference_model(path, model, reading, device)?,
         // The base, whose handles nobody writes to.
         None if policy.config().adapter.is_some() => policy.without_adapter()?,
-        None if resumed => CausalLm::load(&model.checkpoint, device)?,
+        None if resumed => reading.model(&model.checkpoint, device)?,
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),
     };
+    frozen.set_bf16_products(run.config.model.precision == Precision::Bf16);
     if let Some(rollout) = &run.config.rollout {
         frozen.set_temperature(rollout.temperature)?;
     }

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use aligner_core::model::{Adapter, AdapterModule, CausalLm};
 use aligner_core::weights::{AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter, save_model};
 use aligner_core::{Device, Error, Needs, ParamSet, Policy as _};
 use aligner_data::Tokenizer;
 
-use super::LoadedModel;
 use super::adapter_flag::GivenAdapters;
-use crate::config::{LoraSection, not_a_model};
+use super::{LoadedModel, Reading};
+use crate::config::{LoraSection, Precision, not_a_model};
 use crate::progress::say;
 use crate::{Run, Usage};
 
@@ -104,8 +105,9 @@ pub(crate) enum Addition<'a> {
 /// The policy that a run trains: `checkpoint` with the head that the algorithm reads, and an adapter.
 pub(crate) fn trained_policy(
     run: &Run,
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     addition: Addition<'_>,
+    reading: Reading,
     device: &Device,
 ) -> anyhow::Result<CausalLm> {
     let (section, seed) = (run.config.model.lora.as_ref(), run.config.run.seed);
@@ -122,7 +124,10 @@ pub(crate) fn trained_policy(
         Addition::None => None,
         Addition::OfRun | Addition::File(_) => section.and_then(|section| section.base().packed()),
     };
-    let mut policy = CausalLm::load_packed(checkpoint, device, kind)?;
+    let mut policy = match kind {
+        None => reading.model(checkpoint, device)?,
+        kind => CausalLm::load_packed(checkpoint, device, kind)?,
+    };
     let scores = run.algorithm.needs().contains(Needs::SCORES);
     match (scores, policy.config().num_labels) {
         (true, None) => policy = policy.with_score_head(file.map_or(1, labels), seed)?,
@@ -137,6 +142,7 @@ pub(crate) fn trained_policy(
         _ => {}
     }
     policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
+    policy.set_bf16_products(run.config.model.precision == Precision::Bf16);
     match (file, addition, section) {
         (Some(file), _, None) => policy = policy.with_adapter_from(file)?,
         (_, Addition::File(_) | Addition::OfRun, Some(section)) => {
@@ -178,15 +184,22 @@ pub(crate) fn policy(
     run: &Run,
     model: &LoadedModel,
     from: Option<&Path>,
+    reading: Reading,
     device: &Device,
 ) -> anyhow::Result<CausalLm> {
     match from {
         // The base is where it was: its files are known not to have changed.
-        Some(path) if run.config.model.lora.is_some() => {
-            trained_policy(run, &model.checkpoint, Addition::File(&AdapterCheckpoint::open(path)?), device)
+        Some(path) if run.config.model.lora.is_some() => trained_policy(
+            run,
+            &model.checkpoint,
+            Addition::File(&AdapterCheckpoint::open(path)?),
+            reading,
+            device,
+        ),
+        Some(path) => {
+            trained_policy(run, &Arc::new(Checkpoint::open(path)?), Addition::None, reading, device)
         }
-        Some(path) => trained_policy(run, &Checkpoint::open(path)?, Addition::None, device),
-        None => trained_policy(run, &model.checkpoint, Addition::OfRun, device),
+        None => trained_policy(run, &model.checkpoint, Addition::OfRun, reading, device),
     }
 }
 
@@ -224,17 +237,25 @@ pub(crate) fn measured_policy(
     let on = |base: Option<&PathBuf>, adapter: &Path| {
         let file = opened(adapter)?;
         match base {
-            Some(base) => trained_policy(run, &Checkpoint::open(base)?, Addition::File(&file), device),
-            None => trained_policy(run, &model.checkpoint, Addition::File(&file), device),
+            Some(base) => trained_policy(
+                run,
+                &Arc::new(Checkpoint::open(base)?),
+                Addition::File(&file),
+                Reading::Whole,
+                device,
+            ),
+            None => trained_policy(run, &model.checkpoint, Addition::File(&file), Reading::Whole, device),
         }
     };
     match subject {
-        Subject::Start => trained_policy(run, &model.checkpoint, Addition::OfRun, device),
+        Subject::Start => trained_policy(run, &model.checkpoint, Addition::OfRun, Reading::Whole, device),
         Subject::Adapter { model, adapter } => on(model.as_ref(), adapter),
         Subject::Model(path) if AdapterCheckpoint::is_adapter(path) && not_a_model(path).is_some() => {
             on(None, path)
         }
-        Subject::Model(path) => trained_policy(run, &Checkpoint::open(path)?, Addition::None, device),
+        Subject::Model(path) => {
+            trained_policy(run, &Arc::new(Checkpoint::open(path)?), Addition::None, Reading::Whole, device)
+        }
     }
 }
 

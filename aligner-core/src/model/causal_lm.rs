@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::balance::Balance;
@@ -18,7 +18,7 @@ use crate::ops::rows::{PackedKind, PackedWeight};
 use crate::ops::{Dropout, LogitCap, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
-use crate::weights::Checkpoint;
+use crate::weights::{Checkpoint, InFile};
 use crate::{
     Batch, Error, Forward, Gradients, LossFn, Needs, Param, ParamId, ParamSet, Policy, Result,
     policy::accumulate_in_turn,
@@ -41,6 +41,8 @@ pub struct CausalLm {
     /// What divides the logits; none where nothing does, so that nothing is rounded.
     temperature: Option<f32>,
     dropout: DropoutKey,
+    /// The type that matrices are multiplied in, where it is not that of the parameters.
+    products: Option<DType>,
     /// What the base has in place of the parameters that are trained in full beside an adapter.
     originals: Arc<[Param]>,
 }
@@ -128,6 +130,20 @@ impl CausalLm {
         Self::new(checkpoint.config().clone(), params, device)
     }
 
+    /// The same without reading any weight: a model to be cut for the ranks of a mesh, each of which then reads its own
+    /// part. It does not run as it is.
+    ///
+    /// # Errors
+    /// As [`CausalLm::load`], as far as names and shapes go.
+    pub fn open(checkpoint: Arc<Checkpoint>, device: &Device) -> Result<Self> {
+        let mut params = ParamSet::default();
+        for spec in Self::parameters_in(&checkpoint)? {
+            let (name, shape) = (spec.name.clone(), spec.shape.clone());
+            params.insert_in_file(name, &shape, InFile::whole(checkpoint.clone(), spec), device)?;
+        }
+        Self::new(checkpoint.config().clone(), params, device)
+    }
+
     /// All parameters of a checkpoint's model, in the order of its [`ParamSet`].
     ///
     /// # Errors
@@ -210,6 +226,7 @@ impl CausalLm {
             gradient_checkpointing: false,
             temperature: None,
             dropout: DropoutKey::default(),
+            products: None,
             originals: Arc::default(),
         })
     }
@@ -263,8 +280,8 @@ impl CausalLm {
         let shape = [labels, config.hidden_size];
         params.insert_data(SCORE, &shape, normal(&shape, &[seed, u64::MAX], deviation), &self.device)?;
         let model = Self::new(config, params, &self.device)?;
-        let Self { gradient_checkpointing, temperature, .. } = self;
-        Ok(Self { gradient_checkpointing, temperature, ..model })
+        let Self { gradient_checkpointing, temperature, products, .. } = self;
+        Ok(Self { gradient_checkpointing, temperature, products, ..model })
     }
 
     /// The same model where `shard` has this rank's part of it meet the other ranks.
@@ -296,6 +313,13 @@ impl CausalLm {
     /// Trades time for memory: backward passes compute each layer's activations again.
     pub fn set_gradient_checkpointing(&mut self, on: bool) {
         self.gradient_checkpointing = on;
+    }
+
+    /// Multiplies matrices in bf16, as mixed precision does: weights and their gradients stay in f32, as do
+    /// activations, norms, softmax and losses; only the operands of products are rounded. It is for devices with
+    /// units for such products: on the CPU it is slower than f32.
+    pub fn set_bf16_products(&mut self, on: bool) {
+        self.products = on.then_some(DType::BF16);
     }
 
     /// Divides the logits behind log-probabilities and entropies, so that they are those of a distribution that
@@ -356,12 +380,14 @@ impl CausalLm {
     pub fn work(&self, batch: &Batch) -> Result<Work> {
         let mut layout = self.layout(&batch.positions, &batch.segments)?;
         layout.dropout = self.batch_dropout(batch)?;
+        layout.products = self.products;
         let Some(own) = self.shard.rows(&layout.segments)? else {
             return Ok(Work { tokens: batch.tokens.clone(), layout, rows: HeadRows::new(batch, None) });
         };
         let pick = |of: &[u32]| own.iter().map(|&row| of[row as usize]).collect::<Vec<u32>>();
         let mut layout = Layout {
             dropout: layout.dropout.map(|dropout| dropout.select(&own)),
+            products: layout.products,
             ..self.body.layout(&pick(&batch.positions), layout.segments)
         };
         layout.kept = None;
@@ -383,6 +409,9 @@ impl CausalLm {
         work: &Work,
         x: Option<Tensor<2>>,
     ) -> Result<(Tensor<2>, Option<Balance>)> {
+        if let Some(param) = self.params.first_in_file() {
+            return Err(Error::Invalid(format!("{} has not been read from its file", param.name)));
+        }
         let x = match x {
             Some(x) => x,
             None => self.body.embed(&self.params, &work.tokens, &work.layout, self.shard())?,
@@ -398,9 +427,9 @@ impl CausalLm {
     /// Parameters that the shape asks for and the set lacks.
     pub fn reshaped(&self, config: ModelConfig, params: ParamSet, stage: Stage) -> Result<Self> {
         let part = Self::part(config, params, &self.device, stage)?;
-        let Self { gradient_checkpointing, temperature, dropout, .. } = *self;
+        let Self { gradient_checkpointing, temperature, dropout, products, .. } = *self;
         let (shard, originals) = (self.shard.clone(), self.originals.clone());
-        Ok(Self { shard, gradient_checkpointing, temperature, dropout, originals, ..part })
+        Ok(Self { shard, gradient_checkpointing, temperature, dropout, products, originals, ..part })
     }
 
     /// The same model on other parameters of the same names.
@@ -450,8 +479,10 @@ impl CausalLm {
         self.head.ok_or_else(|| Error::Invalid("this stage of the model has no head".into()))
     }
 
-    pub(super) fn params_matrix(&self, id: ParamId) -> Tensor<2> {
-        self.params.matrix(id)
+    /// A head's matrix as a product takes it.
+    pub(super) fn head_matrix(&self, id: ParamId) -> Tensor<2> {
+        let matrix = self.params.matrix(id);
+        self.products.map_or_else(|| matrix.clone(), |dtype| matrix.clone().cast(dtype))
     }
 
     /// Hidden states whose logits are divided by the temperature: they are linear in it, but for those that

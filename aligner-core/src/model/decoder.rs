@@ -6,7 +6,7 @@ mod layer;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::ModelConfig;
 use super::balance::Balance;
@@ -34,6 +34,8 @@ pub struct Layout {
     pub dropout: Option<Dropout>,
     /// Whether it is noted how evenly experts are used.
     pub balance: bool,
+    /// The type that matrices are multiplied in, where it is not that of the parameters.
+    pub products: Option<DType>,
 }
 
 /// The structure of a stage of a model: which parameter of a set stands where.
@@ -102,6 +104,7 @@ impl Decoder {
             kept: None,
             dropout: None,
             balance: false,
+            products: None,
         }
     }
 

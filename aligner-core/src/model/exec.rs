@@ -165,7 +165,11 @@ impl<'a> Tensors<'a> {
     }
 
     fn expert(&self, [gate, up, down]: [Linear; 3]) -> ExpertWeights {
-        let [gate, up, down] = [gate, up, down].map(|linear| self.params.flat_weight(linear.weight));
+        let weight = |linear: Linear| match self.layout.products {
+            Some(dtype) => self.params.flat_weight(linear.weight).cast(dtype),
+            None => self.params.flat_weight(linear.weight),
+        };
+        let [gate, up, down] = [gate, up, down].map(weight);
         ExpertWeights { gate, up, down }
     }
 
@@ -181,6 +185,10 @@ impl<'a> Tensors<'a> {
         bias: Option<Tensor<1>>,
     ) -> Result<Tensor<2>> {
         let (x, weight) = (x.clone(), self.params.weight(layer.weight));
+        let weight = match self.layout.products {
+            Some(dtype) => weight.cast(dtype),
+            None => weight,
+        };
         let Some(lora) = layer.lora else { return linear(x, weight, bias, residual) };
         let dropout = self.dropout.as_ref().map(|dropout| dropout.for_module(lora.module));
         let (a, b) = (self.params.matrix(lora.a), self.params.matrix(lora.b));
@@ -253,6 +261,10 @@ impl Exec for Tensors<'_> {
     }
 
     fn attend(&mut self, layer: usize, qkv: [Tensor<2>; 3], shape: AttentionShape) -> Result<Tensor<2>> {
+        let qkv = match self.layout.products {
+            Some(dtype) => qkv.map(|rows| rows.cast(dtype)),
+            None => qkv,
+        };
         let attended = self.shard.attend(qkv, &self.layout.segments, shape)?;
         match &self.layout.kept {
             Some(kept) if layer == self.last_layer => {

@@ -109,7 +109,7 @@ impl CausalLm {
                 let picked = &rows.targets;
                 let targets = picked.of(&batch.targets);
                 let TargetScores { logps, entropy, correct } =
-                    shard.scores(hidden, self.params_matrix(id), &picked.rows, &targets, self.cap())?;
+                    shard.scores(hidden, self.head_matrix(id), &picked.rows, &targets, self.cap())?;
                 let [logps, entropy, correct] = self.collect([logps, entropy, correct], picked)?;
                 (out.logps, out.entropy, out.correct) = (Some(logps), Some(entropy), Some(correct.detach()));
             }
@@ -120,7 +120,7 @@ impl CausalLm {
                 let hidden = leave(Reader::Score)?;
                 let read = |picked: &Picked| {
                     let read =
-                        linear(embedding(hidden.clone(), &picked.rows)?, self.params_matrix(id), None, None)?;
+                        linear(embedding(hidden.clone(), &picked.rows)?, self.head_matrix(id), None, None)?;
                     shard.collect(read, &picked.entries, picked.total)
                 };
                 if needs.contains(Needs::SCORES) {

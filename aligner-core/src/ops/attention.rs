@@ -6,9 +6,10 @@ mod plan;
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData, activation};
+use burn::tensor::{DType, Tensor, TensorData, activation};
 
 use super::kernel::{on_host, run};
+use super::linear::product;
 use crate::{Error, Result, Segment};
 
 pub use kernel::{Attended, AttentionPart};
@@ -145,12 +146,13 @@ pub fn reference(
         };
         let mask: Vec<f32> = (0..segment.len * keys).map(mask).collect();
         let mask = Tensor::<3>::from_data(TensorData::new(mask, [1, segment.len, keys]), &device);
-        let mut scores = q.clone().narrow(1, segment.start, segment.len).matmul(k.swap_dims(1, 2)) * scale;
+        let q = q.clone().narrow(1, segment.start, segment.len);
+        let mut scores = q.matmul(k.swap_dims(1, 2)).cast(DType::F32) * scale;
         if let Some(cap) = shape.softcap {
             scores = (scores / cap).tanh() * cap;
         }
         let scores = scores + mask;
-        outs.push(activation::softmax(scores, 2).matmul(v));
+        outs.push(product(activation::softmax(scores, 2), v));
     }
     let out = Tensor::cat(outs, 1); // [heads, tokens, head_dim]
     let [_, tokens, _] = out.dims();

@@ -5,6 +5,7 @@ mod kernel;
 use burn::tensor::{Device, Tensor};
 
 use super::kernel::{on_host, run};
+use super::linear::product;
 use super::tie::{Left, tie};
 use super::{Activation, WeightOperand, gate};
 use crate::{Error, Result};
@@ -55,7 +56,7 @@ pub fn experts(
         let expected = format!("width times {hidden}, the same in all experts");
         return Err(Error::shape("weights of experts", expected, &[elements]));
     }
-    if !on_host(&x) {
+    if !on_host(&x) || !weights.iter().all(|own| own.all().into_iter().all(WeightOperand::on_host)) {
         return Ok(reference(&x, counts, weights, activation));
     }
     let flat: Vec<WeightOperand<1>> = weights.iter().flat_map(|own| own.all().map(Clone::clone)).collect();
@@ -91,8 +92,8 @@ pub fn reference(
         let values = |weight: &WeightOperand<1>| weight.clone().values([elements], &x.device());
         let [gate, up] = [&own.gate, &own.up].map(|weight| values(weight).reshape([width, hidden]));
         let down = values(&own.down).reshape([hidden, width]);
-        let [gate, up] = [gate, up].map(|weight| rows.clone().matmul(weight.transpose()));
-        outs.push(gate::reference(gate, Some(up), activation).matmul(down.transpose()));
+        let [gate, up] = [gate, up].map(|weight| product(rows.clone(), weight.transpose()));
+        outs.push(product(gate::reference(gate, Some(up), activation), down.transpose()));
     }
     if outs.is_empty() { Tensor::zeros([slots, hidden], &x.device()) } else { Tensor::cat(outs, 0) }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::gemm::{Mat, Output, Side, gemm};
@@ -33,6 +33,23 @@ impl<const D: usize> WeightOperand<D> {
         match self {
             Self::Values(values) => values.dims().iter().product(),
             Self::Packed(packed) => packed.shape().iter().product(),
+        }
+    }
+
+    /// The same values in another type; a packed matrix stays as it is.
+    #[must_use]
+    pub fn cast(self, dtype: DType) -> Self {
+        match self {
+            Self::Values(values) => Self::Values(values.cast(dtype)),
+            packed @ Self::Packed(_) => packed,
+        }
+    }
+
+    /// Whether its products are our kernels' for the CPU: it is packed, or in f32 there.
+    pub(super) fn on_host(&self) -> bool {
+        match self {
+            Self::Values(values) => on_host(values),
+            Self::Packed(_) => true,
         }
     }
 
@@ -78,8 +95,18 @@ pub(super) fn side<'a>(
 /// What the product is added to.
 pub type Residual = Option<Tensor<2>>;
 
+/// `a b`, multiplied in the type of `b` where that has fewer bits than f32; the result is of the type of `a`.
+pub(super) fn product<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let (outer, inner) = (a.dtype(), b.dtype());
+    if outer == inner {
+        return a.matmul(b);
+    }
+    a.cast(inner).matmul(b).cast(outer)
+}
+
 /// `x weight^T + bias + residual`: x `[tokens, in]`, weight `[out, in]` as checkpoints have it, bias
-/// `[out]`, residual `[tokens, out]`; the result is `[tokens, out]`.
+/// `[out]`, residual `[tokens, out]`; the result is `[tokens, out]`. With a weight in bf16 the product is one in bf16,
+/// and everything else stays in the type of x.
 ///
 /// # Errors
 /// [`Error::Shape`] where the operands do not fit.
@@ -92,7 +119,7 @@ pub fn linear(
     let weight = weight.into();
     check(&x, weight.shape(), bias.as_ref(), residual.as_ref())?;
     let ([tokens, inputs], [outputs, _]) = (x.dims(), weight.shape());
-    if !on_host(&x) {
+    if !on_host(&x) || !weight.on_host() {
         let weight = weight.values([outputs, inputs], &x.device());
         return Ok(reference(x, weight, bias, residual));
     }
@@ -150,7 +177,7 @@ pub(super) fn start(
 
 /// The composition of Burn operations.
 pub fn reference(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, residual: Residual) -> Tensor<2> {
-    let mut out = x.matmul(weight.transpose());
+    let mut out = product(x, weight.transpose());
     if let Some(bias) = bias {
         out = out + bias.unsqueeze::<2>();
     }

@@ -7,6 +7,7 @@ use burn::tensor::{Int, Tensor, TensorData, activation};
 
 use super::host::HostTensor;
 use super::kernel::{on_host, run};
+use super::linear::product;
 use crate::{Error, Result};
 use kernel::{LinearCrossEntropy, Moments};
 
@@ -60,7 +61,7 @@ pub fn capped_linear_cross_entropy(
 ) -> Result<TargetScores> {
     let [vocab, _] = weight.dims();
     check(&hidden, &weight, vocab, rows, targets)?;
-    if !on_host(&hidden) {
+    if !on_host(&hidden) || !on_host(&weight) {
         return Ok(reference(hidden, weight, rows, targets, cap));
     }
     let kernel = LinearCrossEntropy::new(rows, targets, 0..vocab, hidden.dims()[1]).capped(cap);
@@ -144,7 +145,7 @@ pub fn reference(
         let values: Vec<i64> = values.iter().map(|&v| i64::from(v)).collect();
         Tensor::<1, Int>::from_data(TensorData::from(values.as_slice()), &device)
     };
-    let logits = hidden.select(0, index(rows)).matmul(weight.transpose());
+    let logits = product(hidden.select(0, index(rows)), weight.transpose());
     let logits = match cap {
         Some(LogitCap { inner, outer }) => (logits / inner).tanh() * outer,
         None => logits,

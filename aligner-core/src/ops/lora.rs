@@ -56,7 +56,7 @@ pub fn lora_linear(
     if let Some(dropout) = low.dropout.as_ref().filter(|dropout| dropout.rows() != tokens) {
         return Err(Error::shape("rows of a dropout", format!("[{tokens}]"), &[dropout.rows()]));
     }
-    if !on_host(&x) {
+    if !on_host(&x) || !weight.on_host() {
         let weight = weight.values([outputs, inputs], &x.device());
         return Ok(reference(x, weight, low, bias, residual));
     }

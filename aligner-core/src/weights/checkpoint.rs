@@ -1,6 +1,7 @@
 //! A model on disk: a Hugging Face directory or a GGUF file, behind one set of names.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use rayon::prelude::*;
@@ -192,11 +193,14 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Shape`] with both shapes, and those of [`Checkpoint::read`].
     pub fn read_shaped(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>> {
-        if let Some(shape) = self.shape(name).filter(|shape| shape != expected) {
-            let what = format!("{}: tensor {name}", self.path.display());
-            return Err(Error::shape(what, format!("{expected:?}"), &shape));
-        }
+        self.check_shape(name, expected)?;
         Ok(self.read(name)?.1)
+    }
+
+    fn check_shape(&self, name: &str, expected: &[usize]) -> Result<()> {
+        let Some(shape) = self.shape(name).filter(|shape| shape != expected) else { return Ok(()) };
+        let what = format!("{}: tensor {name}", self.path.display());
+        Err(Error::shape(what, format!("{expected:?}"), &shape))
     }
 
     /// A model's parameter, in the shape that the model has it. Where there is none of its name, it may stand
@@ -205,15 +209,51 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read_shaped`].
     pub fn read_parameter(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
-        let short = spec.name.split_once('.').map_or("", |(_, rest)| rest);
-        let is_short = self.shape(&spec.name).is_none() && self.shape(short).is_some();
-        let name = if is_short { short } else { &spec.name };
+        let name = self.stored_name(spec);
         match spec.shape.as_slice() {
             &[outputs, inputs] if spec.transposed => {
                 Ok(transposed(&self.read_shaped(name, &[inputs, outputs])?, outputs))
             }
             shape => self.read_shaped(name, shape),
         }
+    }
+
+    /// Ranges of a model's parameter, in the order of the elements that the model has, one after the other. Of a
+    /// safetensors file only these bytes are read, where it has the parameter as the model does.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_parameter`]; a range past the parameter's end.
+    pub fn read_pieces(&self, spec: &ParamSpec, pieces: &[Range<usize>]) -> Result<Vec<f32>> {
+        let (name, elements) = (self.stored_name(spec), spec.shape.iter().product());
+        if let Some(piece) = pieces.iter().find(|piece| piece.start > piece.end || piece.end > elements) {
+            return Err(Error::shape(spec.name.as_str(), format!("elements {piece:?} within"), &spec.shape));
+        }
+        if let Store::Files { files, owners } = &self.store
+            && let Some(TensorFile::Safetensors(file)) = owners.get(name).map(|&owner| &files[owner])
+            && !spec.transposed
+        {
+            self.check_shape(name, &spec.shape)?;
+            return file.read_pieces(name, pieces);
+        }
+        let whole = self.read_parameter(spec)?;
+        Ok(pieces.iter().flat_map(|piece| &whole[piece.clone()]).copied().collect())
+    }
+
+    /// Bytes of tensors that have been read from safetensors files so far.
+    pub fn bytes_read(&self) -> u64 {
+        let Store::Files { files, .. } = &self.store else { return 0 };
+        let of_file = |file: &TensorFile| match file {
+            TensorFile::Safetensors(file) => file.bytes_read(),
+            TensorFile::Pytorch(_) => 0,
+        };
+        files.iter().map(of_file).sum()
+    }
+
+    /// The name that a model's parameter has here.
+    fn stored_name<'a>(&self, spec: &'a ParamSpec) -> &'a str {
+        let short = spec.name.split_once('.').map_or("", |(_, rest)| rest);
+        let is_short = self.shape(&spec.name).is_none() && self.shape(short).is_some();
+        if is_short { short } else { &spec.name }
     }
 }
 

@@ -4,6 +4,7 @@
 //! fault and let a doubled name pass, so the checks are here.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorInfo};
@@ -52,6 +53,22 @@ impl SafetensorsFile {
 
     /// The tensor's shape and its elements as `f32`.
     pub(crate) fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let location = self.location(name)?;
+        let elements = self.source.decode(&location)?;
+        Ok((location.shape, elements))
+    }
+
+    /// Ranges of the tensor's elements, one after the other.
+    pub(crate) fn read_pieces(&self, name: &str, pieces: &[Range<usize>]) -> Result<Vec<f32>> {
+        self.source.decode_pieces(&self.location(name)?, pieces)
+    }
+
+    /// Bytes of tensors that have been read.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.source.bytes_read()
+    }
+
+    fn location(&self, name: &str) -> Result<Location> {
         let path = self.source.path();
         let info =
             self.tensors.get(name).ok_or_else(|| Error::format(path, format!("no tensor named {name}")))?;
@@ -63,8 +80,7 @@ impl SafetensorsFile {
             )
         })?;
         let offset = self.data_start + info.data_offsets.0 as u64;
-        let location = Location { shape: info.shape.clone(), encoding, offset };
-        Ok((info.shape.clone(), self.source.decode(&location)?))
+        Ok(Location { shape: info.shape.clone(), encoding, offset })
     }
 }
 

@@ -5,8 +5,10 @@
 //! and decoded in chunks that fit a core's cache, they are as fast.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
@@ -22,6 +24,8 @@ pub(crate) struct Source {
     file: File,
     path: PathBuf,
     len: u64,
+    /// Bytes of tensors that have been asked for.
+    read: AtomicU64,
 }
 
 /// Where a tensor lies in its file. Made only after a check against the file's length.
@@ -41,7 +45,7 @@ impl Source {
         }
         let file = File::open(path).map_err(Error::io(path))?;
         let len = file.metadata().map_err(Error::io(path))?.len();
-        Ok(Self { file, path: path.to_path_buf(), len })
+        Ok(Self { file, path: path.to_path_buf(), len, read: AtomicU64::new(0) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -50,6 +54,11 @@ impl Source {
 
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Bytes of tensors that have been read.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
     }
 
     /// Reads `len` bytes at `offset`; the caller has checked them against the file's length.
@@ -62,14 +71,29 @@ impl Source {
     /// Reads and decodes a tensor, in parallel.
     pub(crate) fn decode(&self, location: &Location) -> Result<Vec<f32>> {
         let elements = location.shape.iter().product();
-        let mut out = vec![0.0; elements];
+        self.decode_pieces(location, std::slice::from_ref(&(0..elements)))
+    }
+
+    /// Reads and decodes ranges of a tensor's elements, which begin and end with a block; nothing else is read.
+    pub(crate) fn decode_pieces(&self, location: &Location, pieces: &[Range<usize>]) -> Result<Vec<f32>> {
         let encoding = location.encoding;
-        let chunk_bytes = CHUNK_ELEMENTS / encoding.block_elements() * encoding.block_bytes();
-        out.par_chunks_mut(CHUNK_ELEMENTS)
-            .enumerate()
-            .try_for_each_init(Vec::new, |buffer, (at, out)| {
-                buffer.resize(out.len() / encoding.block_elements() * encoding.block_bytes(), 0);
-                self.file.read_exact_at(buffer, location.offset + (at * chunk_bytes) as u64)?;
+        let bytes = |elements: usize| elements / encoding.block_elements() * encoding.block_bytes();
+        let mut out = vec![0.0; pieces.iter().map(ExactSizeIterator::len).sum()];
+        self.read.fetch_add(bytes(out.len()) as u64, Ordering::Relaxed);
+        let mut rest = out.as_mut_slice();
+        let mut tasks = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            for start in piece.clone().step_by(CHUNK_ELEMENTS) {
+                let (own, others) = rest.split_at_mut(CHUNK_ELEMENTS.min(piece.end - start));
+                tasks.push((start, own));
+                rest = others;
+            }
+        }
+        tasks
+            .into_par_iter()
+            .try_for_each_init(Vec::new, |buffer, (start, out)| {
+                buffer.resize(bytes(out.len()), 0);
+                self.file.read_exact_at(buffer, location.offset + bytes(start) as u64)?;
                 encoding.decode(buffer, out);
                 Ok(())
             })
