@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::ops::WeightOperand;
 use crate::ops::rows::PackedWeight;
-use crate::weights::InFile;
+use crate::weights::Unread;
 use crate::{Error, Result};
 
 /// One parameter.
@@ -24,7 +24,7 @@ pub struct Param {
     /// A packed copy in place of the elements, of a matrix that is not trained; `value` is empty then.
     pub packed: Option<Arc<PackedWeight>>,
     /// Its elements in a file, of which nothing has been read yet; `value` is empty then.
-    pub in_file: Option<InFile>,
+    pub unread: Option<Unread>,
 }
 
 impl Param {
@@ -69,7 +69,7 @@ impl ParamSet {
         if value.dims() != [elements] {
             return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &value.dims()));
         }
-        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, in_file: None })
+        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, unread: None })
     }
 
     fn push(&mut self, param: Param) -> Result<ParamId> {
@@ -92,39 +92,39 @@ impl ParamSet {
     ) -> Result<ParamId> {
         let (shape, value) = (packed.shape().to_vec(), Tensor::zeros([0], device));
         let packed = Some(packed);
-        self.push(Param { name: name.into(), shape, value, trainable: false, packed, in_file: None })
+        self.push(Param { name: name.into(), shape, value, trainable: false, packed, unread: None })
     }
 
     /// Adds a parameter of which nothing has been read yet.
     ///
     /// # Errors
     /// A name that is taken, or elements that are not `shape`'s.
-    pub fn insert_in_file(
+    pub fn insert_unread(
         &mut self,
         name: impl Into<String>,
         shape: &[usize],
-        in_file: InFile,
+        unread: Unread,
         device: &Device,
     ) -> Result<ParamId> {
         let (name, elements) = (name.into(), shape.iter().product::<usize>());
-        if in_file.len() != elements {
-            return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &[in_file.len()]));
+        if unread.len() != elements {
+            return Err(Error::shape(name, format!("{shape:?} ({elements} elements)"), &[unread.len()]));
         }
-        let (value, in_file) = (Tensor::zeros([0], device), Some(in_file));
-        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, in_file })
+        let (value, unread) = (Tensor::zeros([0], device), Some(unread));
+        self.push(Param { name, shape: shape.to_vec(), value, trainable: true, packed: None, unread })
     }
 
     /// Reads what is still in a file.
     ///
     /// # Errors
-    /// Those of [`InFile::read`].
+    /// Those of [`Unread::read`].
     pub fn read_in(&mut self) -> Result<()> {
         for param in &mut self.params {
-            if let Some(in_file) = &param.in_file {
-                let values = in_file.read()?;
+            if let Some(unread) = &param.unread {
+                let values = unread.read()?;
                 let len = values.len();
                 param.value = Tensor::from_data(TensorData::new(values, [len]), &param.value.device());
-                param.in_file = None;
+                param.unread = None;
             }
         }
         Ok(())
@@ -196,8 +196,8 @@ impl ParamSet {
     }
 
     /// The first parameter of which nothing has been read yet.
-    pub fn first_in_file(&self) -> Option<&Param> {
-        self.params.iter().find(|param| param.in_file.is_some())
+    pub fn first_unread(&self) -> Option<&Param> {
+        self.params.iter().find(|param| param.unread.is_some())
     }
 
     /// All parameters, in order.

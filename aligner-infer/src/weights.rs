@@ -62,7 +62,7 @@ impl Weights {
             let message = format!("{}: weights in few bits run on the CPU alone", param.name);
             return Err(Error::Invalid(message));
         }
-        if let Some(param) = model.params().first_in_file() {
+        if let Some(param) = model.params().first_unread() {
             return Err(Error::Invalid(format!("{} has not been read from its file", param.name)));
         }
         let head = model.language_head()?;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use aligner_core::model::{Adapter, ModelConfig, Splits, Stage, layer_of};
 use aligner_core::ops::host::with_slice;
 use aligner_core::shard::Split;
-use aligner_core::weights::InFile;
 use aligner_core::{Device, Error, Param, ParamSet, Result, Tensor};
 use burn::tensor::TensorData;
 
@@ -77,9 +76,9 @@ pub(crate) fn cut(
             own.share(param)?;
             continue;
         }
-        if let Some(in_file) = &param.in_file {
-            let (shape, in_file) = cut_in_file(param, in_file, splits, rank, ranks);
-            own.insert_in_file(*name, &shape, in_file, &param.value.device())?;
+        if let Some(unread) = &param.unread {
+            let (shape, ranges) = own_ranges(name, &param.shape, splits, rank, ranks);
+            own.insert_unread(*name, &shape, unread.part(&ranges), &param.value.device())?;
             continue;
         }
         let (shape, value) = cut_param(param, splits, rank, ranks);
@@ -103,30 +102,29 @@ fn cut_param(param: &Param, splits: &Splits, rank: usize, ranks: usize) -> (Vec<
     (shape, Tensor::from_data(TensorData::new(values, [len]), &param.value.device()))
 }
 
-/// The same of a parameter of which nothing has been read yet.
-fn cut_in_file(
-    param: &Param,
-    in_file: &InFile,
+/// Which elements of a tensor that is cut like the parameter `name` are one rank's, in order, and the shape that they have.
+pub(crate) fn own_ranges(
+    name: &str,
+    whole: &[usize],
     splits: &Splits,
     rank: usize,
     ranks: usize,
-) -> (Vec<usize>, InFile) {
-    let mut shape = param.shape.clone();
-    let [rows, columns] = matrix_shape(&shape);
-    let own: Vec<Range<usize>> = match splits.of(&param.name) {
+) -> (Vec<usize>, Vec<Range<usize>>) {
+    let [rows, columns] = matrix_shape(whole);
+    let mut shape = whole.to_vec();
+    match splits.of(name) {
         Split::Outputs => {
-            let own = shares(rows, splits.fused(&param.name), rank, ranks);
+            let own = shares(rows, splits.fused(name), rank, ranks);
             shape[0] = own.iter().map(ExactSizeIterator::len).sum();
-            own.into_iter().map(|rows| rows.start * columns..rows.end * columns).collect()
+            (shape, own.into_iter().map(|rows| rows.start * columns..rows.end * columns).collect())
         }
         Split::Inputs => {
             let own = share(columns, rank, ranks);
             shape[1] = own.len();
-            (0..rows).map(|row| row * columns + own.start..row * columns + own.end).collect()
+            (shape, (0..rows).map(|row| row * columns + own.start..row * columns + own.end).collect())
         }
-        Split::Whole | Split::Stream | Split::Inside => return (shape, in_file.clone()),
-    };
-    (shape, in_file.part(&own))
+        Split::Whole | Split::Stream | Split::Inside => (shape, vec![0..rows * columns]),
+    }
 }
 
 /// One rank's part of the elements of a tensor that is cut like the parameter `name`, with its shape.
@@ -137,22 +135,8 @@ pub(crate) fn cut_values(
     rank: usize,
     ranks: usize,
 ) -> (Vec<usize>, Vec<f32>) {
-    let [rows, columns] = matrix_shape(whole);
-    let mut shape = whole.to_vec();
-    match splits.of(name) {
-        Split::Outputs => {
-            let own = shares(rows, splits.fused(name), rank, ranks);
-            shape[0] = own.iter().map(ExactSizeIterator::len).sum();
-            let part = |rows: Range<usize>| &values[rows.start * columns..rows.end * columns];
-            (shape, own.into_iter().flat_map(part).copied().collect())
-        }
-        Split::Inputs => {
-            let own = share(columns, rank, ranks);
-            shape[1] = own.len();
-            (shape, values.chunks_exact(columns).flat_map(|row| &row[own.clone()]).copied().collect())
-        }
-        Split::Whole | Split::Stream | Split::Inside => (shape, values.to_vec()),
-    }
+    let (shape, own) = own_ranges(name, whole, splits, rank, ranks);
+    (shape, own.into_iter().flat_map(|range| &values[range]).copied().collect())
 }
 
 /// A rank's part of the outputs of a linear, of each of those that are fused in it.

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
+use aligner_core::weights::UnreadTensor;
 use aligner_core::{Device, Error, Param, ParamSet, Phase, Policy, Reduce, Result, Tensor};
 
-use crate::cut::cut_values;
+use crate::cut::own_ranges;
 use crate::flat::all_reduce_together;
 use crate::parts::SharedOut;
 use crate::pieces::Pieces;
@@ -171,12 +172,12 @@ impl Optimizer for MeshAdamW {
     fn restore(
         &mut self,
         params: &ParamSet,
-        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        tensors: BTreeMap<String, UnreadTensor>,
         steps: &BTreeMap<String, u64>,
     ) -> Result<()> {
         let tensor = self.pieces.comms().along(Axis::Tensor);
         let mut own = BTreeMap::new();
-        for (full, (shape, values)) in tensors {
+        for (full, (shape, unread)) in tensors {
             let (kind, name) = full.split_once('.').unwrap_or((&full, ""));
             let Some(whole) = self.pieces.shape(name) else {
                 return Err(Error::Invalid(format!(
@@ -189,8 +190,9 @@ impl Optimizer for MeshAdamW {
             if params.by_name(name).is_none() {
                 continue;
             }
-            let cut = cut_values(name, (&shape, &values), self.pieces.splits(), tensor.rank(), tensor.size());
-            own.insert(full, cut);
+            let (shape, ranges) =
+                own_ranges(name, &shape, self.pieces.splits(), tensor.rank(), tensor.size());
+            own.insert(full, (shape, unread.part(&ranges)));
         }
         let steps: BTreeMap<String, u64> = steps
             .iter()
@@ -203,7 +205,7 @@ impl Optimizer for MeshAdamW {
                 for (at, param) in params.iter().enumerate() {
                     for kind in self.adamw.kinds() {
                         if let Some(whole) = own.get_mut(&format!("{kind}.{}", param.name)) {
-                            *whole = how.slice(param, at, &whole.1);
+                            *whole = how.part(param, at, &whole.1);
                         }
                     }
                 }

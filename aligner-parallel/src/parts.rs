@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use aligner_core::model::{Part, PartSource};
 use aligner_core::ops::host::with_slice;
+use aligner_core::weights::{Unread, UnreadTensor};
 use aligner_core::{Communicator, Device, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::share;
@@ -36,8 +37,8 @@ impl SharedOut {
         let mut own = ParamSet::default();
         for param in params.iter() {
             let range = how.range(param.elements(), how.ranks.rank());
-            let slice = match &param.in_file {
-                Some(in_file) => in_file.part(&[range]).read()?,
+            let slice = match &param.unread {
+                Some(unread) => unread.part(&[range]).read()?,
                 None => with_slice(&param.value, |values| values[range].to_vec()),
             };
             let shape = slice_shape(param, slice.len());
@@ -83,9 +84,9 @@ impl SharedOut {
     }
 
     /// This rank's elements of a tensor like the parameter at `at`, with their shape.
-    pub(crate) fn slice(&self, param: &Param, at: usize, values: &[f32]) -> (Vec<usize>, Vec<f32>) {
-        let slice = values[self.range(self.elements(at), self.ranks.rank())].to_vec();
-        (slice_shape(param, slice.len()), slice)
+    pub(crate) fn part(&self, param: &Param, at: usize, whole: &Unread) -> UnreadTensor {
+        let part = whole.part(&[self.range(self.elements(at), self.ranks.rank())]);
+        (slice_shape(param, part.len()), part)
     }
 
     /// The shape of the whole parameter at `at`.

@@ -22,20 +22,30 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let llvm = llvm(options.data_home.as_deref())?;
-    let target = workspace::root().join("target/cube");
-    // Both packages and both features each time: other choices would compile their dependencies again.
     let cargo = |task: &str, chosen: &[&str]| {
-        let mut command = Command::new("cargo");
-        command.args([task, "--release", "-paligner-core", "-paligner-infer"]);
-        command.args(["--features=aligner-core/cube-cpu,aligner-infer/cube-cpu"]).args(chosen);
-        command.arg(format!("-j{}", options.jobs)).current_dir(workspace::root());
-        command.env("XDG_DATA_HOME", &llvm).env("CARGO_TARGET_DIR", &target);
+        let mut command = cargo(task, &llvm, options.jobs);
+        command.args(chosen);
         command
     };
     succeed(cargo("test", &["--lib"]).args(["--", "cube::"]))?;
     succeed(&mut cargo("test", &["--test=accelerator"]))?;
     succeed(&mut cargo("build", &["--example=check_accelerator"]))?;
-    succeed(Command::new(target.join("release/examples/check_accelerator")).arg("cpu"))
+    succeed(Command::new(target().join("release/examples/check_accelerator")).arg("cpu"))
+}
+
+/// Where `CubeCL` and what stands on it is compiled.
+pub(crate) fn target() -> PathBuf {
+    workspace::root().join("target/cube")
+}
+
+/// Cargo with this LLVM, for the crates that use accelerators and with the features for all of them each time: other
+/// choices would compile their dependencies again.
+pub(crate) fn cargo(task: &str, llvm: &Path, jobs: usize) -> Command {
+    let mut command = Command::new("cargo");
+    command.args([task, "--release", "-paligner-core", "-paligner-infer", "-paligner-algos"]);
+    command.arg("--features=aligner-algos/cube-cpu,aligner-algos/cuda").arg(format!("-j{jobs}"));
+    command.current_dir(workspace::root()).env("XDG_DATA_HOME", llvm).env("CARGO_TARGET_DIR", target());
+    command
 }
 
 /// A directory as `XDG_DATA_HOME` names it, in which `CubeCL`'s build finds an LLVM.

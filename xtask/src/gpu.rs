@@ -37,7 +37,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = workspace::root();
-    let (target, place) = (root.join("target/cuda"), root.join("target/gpu"));
+    let place = root.join("target/gpu");
     let bundle = place.join("check");
     if bundle.exists() {
         fs::remove_dir_all(&bundle).with_context(|| format!("cannot empty {}", bundle.display()))?;
@@ -50,13 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     copy(&libdevice, &library.join("libdevice.10.bc"))?;
 
-    let mut build = Command::new("cargo");
-    build.args(["build", "--release", "-paligner-infer", "--features=cuda", "--example=check_accelerator"]);
-    build.arg(format!("-j{}", options.jobs)).current_dir(&root);
-    build.env("XDG_DATA_HOME", cube::llvm(options.data_home.as_deref())?).env("CARGO_TARGET_DIR", &target);
-    succeed(&mut build)?;
+    let mut build = cube::cargo("build", &cube::llvm(options.data_home.as_deref())?, options.jobs);
+    succeed(build.arg("--example=check_accelerator"))?;
     let program = bundle.join("check_accelerator");
-    copy(&target.join("release/examples/check_accelerator"), &program)?;
+    copy(&cube::target().join("release/examples/check_accelerator"), &program)?;
     succeed(Command::new("strip").arg(&program))?;
     copy(&root.join("xtask/gpu/run.sh"), &bundle.join("run.sh"))?;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use aligner_core::metrics::{DICTIONARY, Kind};
 use aligner_core::optim::{AdamW, Norm, Optimizer, OptimizerState, global_norm};
+use aligner_core::weights::UnreadTensor;
 use aligner_core::{Communicator, Error, Metrics, ParamSet, Phase, Reduce, Result, Tensor};
 use aligner_parallel::all_reduce_together;
 
@@ -77,7 +78,7 @@ impl Optimizer for Replicated {
     fn restore(
         &mut self,
         params: &ParamSet,
-        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        tensors: BTreeMap<String, UnreadTensor>,
         steps: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.adamw.restore(params, tensors, steps)

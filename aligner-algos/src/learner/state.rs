@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use aligner_core::weights::{read_metadata, read_tensors, save_tensors};
+use aligner_core::weights::{open_tensors, read_metadata, save_tensors};
 use aligner_core::{Error, Result};
 
 use super::Learner;
@@ -49,7 +49,7 @@ impl Learner {
         let (step, tokens) = (number("step")?, number("num_tokens")?);
         let updates: BTreeMap<String, u64> = serde_json::from_str(text("updates")?)
             .map_err(|error| Error::format(&path, format!("`updates`: {error}")))?;
-        self.optimizer.restore(self.policy.params(), read_tensors(&path)?, &updates)?;
+        self.optimizer.restore(self.policy.params(), open_tensors(&path)?, &updates)?;
         (self.step, self.tokens) = (step, tokens);
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::ops::rows::{PackedKind, PackedWeight};
 use crate::ops::{Dropout, LogitCap, linear};
 use crate::rng::Rng;
 use crate::shard::{Shard, Whole};
-use crate::weights::{Checkpoint, InFile};
+use crate::weights::{Checkpoint, Unread};
 use crate::{
     Batch, Error, Forward, Gradients, LossFn, Needs, Param, ParamId, ParamSet, Policy, Result,
     policy::accumulate_in_turn,
@@ -139,7 +139,7 @@ impl CausalLm {
         let mut params = ParamSet::default();
         for spec in Self::parameters_in(&checkpoint)? {
             let (name, shape) = (spec.name.clone(), spec.shape.clone());
-            params.insert_in_file(name, &shape, InFile::whole(checkpoint.clone(), spec), device)?;
+            params.insert_unread(name, &shape, Unread::parameter(checkpoint.clone(), spec), device)?;
         }
         Self::new(checkpoint.config().clone(), params, device)
     }
@@ -409,7 +409,7 @@ impl CausalLm {
         work: &Work,
         x: Option<Tensor<2>>,
     ) -> Result<(Tensor<2>, Option<Balance>)> {
-        if let Some(param) = self.params.first_in_file() {
+        if let Some(param) = self.params.first_unread() {
             return Err(Error::Invalid(format!("{} has not been read from its file", param.name)));
         }
         let x = match x {

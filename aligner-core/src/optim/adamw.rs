@@ -6,6 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::kernel::{Coefficients, update};
+use crate::weights::UnreadTensor;
 use crate::{Error, Param, ParamSet, Result};
 
 /// Hyper-parameters of [`AdamW`] that stay the same over a run; defaults as in `torch.optim.AdamW`,
@@ -138,7 +139,7 @@ impl AdamW {
     pub fn restore(
         &mut self,
         params: &ParamSet,
-        mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        mut tensors: BTreeMap<String, UnreadTensor>,
         steps: &BTreeMap<String, u64>,
     ) -> Result<()> {
         let restored = params.iter().map(|param| match steps.get(&param.name) {
@@ -189,16 +190,17 @@ impl Moments {
         param: &Param,
         steps: u64,
         amsgrad: bool,
-        tensors: &mut BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        tensors: &mut BTreeMap<String, UnreadTensor>,
     ) -> Result<Self> {
         let mut take = |kind: &str| {
             let name = format!("{kind}.{}", param.name);
-            let (shape, values) = tensors
+            let (shape, unread) = tensors
                 .remove(&name)
                 .ok_or_else(|| Error::Invalid(format!("optimizer state: {name} is absent")))?;
-            if shape != param.shape || values.len() != param.elements() {
+            if shape != param.shape || unread.len() != param.elements() {
                 return Err(Error::shape(name, format!("{:?}", param.shape), &shape));
             }
+            let values = unread.read()?;
             Ok(Tensor::from_data(TensorData::from(values.as_slice()), &param.value.device()))
         };
         let [first, second, largest] = KINDS;
@@ -224,6 +226,7 @@ fn check(params: &ParamSet, grads: &[Option<Tensor<1>>]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::ops::host::with_slice;
+    use crate::weights::Unread;
     use burn::tensor::Device;
 
     fn params() -> ParamSet {
@@ -282,7 +285,7 @@ mod tests {
         let grads = [vector([0.3, -0.7]), None];
         optimizer.step(&mut params, &grads, 0.1, 1.0).expect("same shapes");
         let host = |(name, shape, tensor): (String, Vec<usize>, Tensor<1>)| {
-            (name, (shape, with_slice(&tensor, <[f32]>::to_vec)))
+            (name, (shape, Unread::held(with_slice(&tensor, <[f32]>::to_vec))))
         };
         let saved = optimizer.tensors(&params).into_iter().map(host).collect();
         let mut resumed = adamw(config);
@@ -296,7 +299,7 @@ mod tests {
     #[test]
     fn state_of_another_model_is_refused() {
         let mut optimizer = adamw(AdamWConfig::default());
-        let stray = BTreeMap::from([("exp_avg.other".to_string(), (vec![1], vec![0.0]))]);
+        let stray = BTreeMap::from([("exp_avg.other".to_string(), (vec![1], Unread::held(vec![0.0])))]);
         let message = optimizer.restore(&params(), stray, &BTreeMap::new()).expect_err("stray").to_string();
         assert!(message.contains("exp_avg.other"), "{message}");
         let steps = BTreeMap::from([("weight".to_string(), 3)]);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 
+use crate::weights::UnreadTensor;
 use crate::{ParamSet, Result};
 
 /// An optimizer's state: names, shapes and values of its tensors, and the updates of each parameter. It is
@@ -51,7 +52,7 @@ pub trait Optimizer: Send {
     fn restore(
         &mut self,
         params: &ParamSet,
-        tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        tensors: BTreeMap<String, UnreadTensor>,
         steps: &BTreeMap<String, u64>,
     ) -> Result<()>;
 }

@@ -103,7 +103,7 @@ pub fn save_model(dir: &Path, config: &ModelConfig, params: &ParamSet, dtype: Sa
         let message = format!("not saved: {name} is held in few bits; load the model without them");
         return Err(Error::Invalid(format!("{}: {message}", dir.display())));
     }
-    if let Some(Param { name, .. }) = params.first_in_file() {
+    if let Some(Param { name, .. }) = params.first_unread() {
         let message = format!("not saved: {name} has not been read from its file");
         return Err(Error::Invalid(format!("{}: {message}", dir.display())));
     }

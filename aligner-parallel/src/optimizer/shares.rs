@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use aligner_core::ops::host::{to_vec, update_slice, with_slice};
+use aligner_core::weights::UnreadTensor;
 use aligner_core::{Communicator, Param, ParamSet, Phase, Result, Tensor};
 
 use crate::cut::{share, zeros};
@@ -18,7 +19,7 @@ const STATE: Phase = Phase::new("the optimizer's state");
 /// A state's tensor: name, shape, values.
 pub(super) type Named = (String, Vec<usize>, Tensor<1>);
 /// Shapes and values of a state's tensors, by name.
-type Restored = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+type Restored = BTreeMap<String, UnreadTensor>;
 
 /// The trained parameters, end to end in buckets, of each of which every rank has an equal part.
 pub(super) struct Shares {
@@ -202,9 +203,9 @@ impl Shares {
             }
             for kind in kinds {
                 let full = format!("{kind}.{}", param.name);
-                if let Some((_, values)) = tensors.get(&full) {
-                    let slice = values[range.clone()].to_vec();
-                    own.insert(full, (slice_shape(param, slice.len()), slice));
+                if let Some((_, unread)) = tensors.get(&full) {
+                    let part = unread.part(std::slice::from_ref(&range));
+                    own.insert(full, (slice_shape(param, part.len()), part));
                 }
             }
         }
