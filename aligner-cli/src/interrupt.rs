@@ -38,7 +38,7 @@ impl Interrupt {
 
 /// Whether the program was started with `signal` ignored; where the system does not tell, it is taken for
 /// ignored.
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     ignored(&status).is_none_or(|mask| (mask >> (signal - 1)) & 1 == 1)
 }

@@ -1,4 +1,7 @@
-//! `aligner launch`: a run on several ranks of one machine, a thread each.
+//! `aligner launch`: a run on several ranks of one machine, a thread or a process each.
+
+mod process;
+mod processes;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,6 +13,7 @@ use anyhow::ensure;
 use crate::interrupt::Interrupt;
 use crate::progress::{self, say};
 use crate::{Registry, Usage, train};
+pub(crate) use process::as_one_of_many;
 
 /// Run a command on several ranks of this machine.
 #[derive(Debug, clap::Args)]
@@ -17,6 +21,9 @@ pub(crate) struct Arguments {
     /// How many ranks: the product of the sizes in the run file's `[mesh]`.
     #[arg(long)]
     ranks: usize,
+    /// Give each rank a process of its own, in place of a thread; they talk over TCP, within this machine.
+    #[arg(long)]
+    processes: bool,
     /// The command.
     #[command(subcommand)]
     command: Command,
@@ -32,6 +39,9 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     ensure!(arguments.ranks > 0, Usage("--ranks: expected at least 1, got 0".into()));
     // What is wrong with the file is said once.
     train.check(arguments.ranks, registry)?;
+    if arguments.processes && arguments.ranks > 1 {
+        return processes::run(arguments.ranks, train);
+    }
     let interrupt = Interrupt::listen()?;
     let ended = ThreadComm::run(arguments.ranks, |comm| {
         progress::hush(!comm.is_main());
@@ -66,30 +76,4 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     }
     // What every rank says is not a rank's own.
     Err(if alike == arguments.ranks { first } else { first.context(format!("rank {rank}")) })
-}
-
-/// Whether MPI has started this process: as its launchers, Slurm's PMIx and the MPI operator say.
-#[cfg(feature = "mpi")]
-pub(crate) fn is_under_mpi() -> bool {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"].iter().any(|name| std::env::var_os(name).is_some())
-}
-
-/// Trains as one of the processes that MPI has started.
-#[cfg(feature = "mpi")]
-pub(crate) fn under_mpi(train: &train::Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
-    let all: Arc<dyn Communicator> = Arc::new(aligner_parallel::MpiComm::start()?);
-    let (rank, size) = (all.rank(), all.size());
-    progress::hush(!all.is_main());
-    let ended = train
-        .check(size, registry)
-        .and_then(|()| train.run_rank(all.clone(), &Interrupt::listen()?, registry));
-    progress::hush(false);
-    Ok(ended.unwrap_or_else(|error| {
-        let is_usage = error.is::<Usage>();
-        if rank == 0 || !is_usage {
-            // Before the others hear that this rank leaves: MPI's launcher may end it then.
-            say(&format!("error: rank {rank} of {size}: {error:#}"));
-        }
-        ExitCode::from(if is_usage { 2 } else { 1 })
-    }))
 }

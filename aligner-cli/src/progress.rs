@@ -13,8 +13,17 @@ use tracing_subscriber::EnvFilter;
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 static COLOUR: OnceLock<bool> = OnceLock::new();
 
+/// How much more the user wants to hear.
+static VERBOSE: OnceLock<u8> = OnceLock::new();
+
+/// How often the user asked for more, as [`start_log`] was told.
+pub(crate) fn verbose() -> u8 {
+    VERBOSE.get().copied().unwrap_or(0)
+}
+
 /// Starts logging to standard error.
 pub(crate) fn start_log(verbose: u8) {
+    let _ = VERBOSE.set(verbose);
     let default = match verbose {
         0 => "warn,aligner=info",
         1 => "info,aligner=debug",

@@ -9,6 +9,7 @@ mod steps;
 mod summary;
 mod warnings;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::interrupt::{EXIT_CODE, Interrupt};
 use crate::progress::{result, say};
 use crate::ranks::Ranks;
 use crate::rundir::Existing;
-use crate::{Registry, Run};
+use crate::{Registry, Run, launch};
 pub(crate) use answers::engine_config;
 pub(crate) use length::total_steps;
 pub(crate) use rollouts::rewards_of;
@@ -41,6 +42,17 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// The arguments that say the same to another process.
+    pub(crate) fn to_words(&self) -> Vec<OsString> {
+        let mut words = vec!["train".into(), self.file.path.clone().into_os_string()];
+        for setting in &self.file.overrides {
+            words.extend(["--set".into(), setting.into()]);
+        }
+        let flags = [("--resume", self.resume), ("--overwrite", self.overwrite)];
+        words.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.into()));
+        words
+    }
+
     fn existing(&self) -> Existing {
         match (self.resume, self.overwrite) {
             (true, _) => Existing::Resume,
@@ -82,11 +94,10 @@ impl Arguments {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
+    if let Some(code) = launch::as_one_of_many(arguments, run.config.mesh.as_ref(), registry)? {
+        return Ok(code);
+    }
     if let Some(mesh) = &run.config.mesh {
-        #[cfg(feature = "mpi")]
-        if crate::launch::is_under_mpi() {
-            return crate::launch::under_mpi(arguments, registry);
-        }
         mesh.mesh(1).map_err(|error| run.blame(error))?;
     }
     if !run.online {

@@ -31,6 +31,12 @@ pub trait Network: Send + 'static {
     /// The next message that has come, with its sender.
     fn receive(&mut self) -> Option<(usize, Vec<u64>)>;
 
+    /// A rank that is gone, once all messages that it had sent have been received, with what is known of it
+    /// ("is gone"). Each is told once; a network that cannot know tells none.
+    fn lost(&mut self) -> Option<(usize, String)> {
+        None
+    }
+
     /// How many sends have begun.
     fn begun(&self) -> u64;
 
@@ -140,6 +146,13 @@ impl<N: Network> Local<N> {
         while let Some((from, words)) = self.network.receive() {
             // Once there is a failure, it is the answer to every call.
             let _ = self.note(from, Message::decode(words, from, self.run), recorder);
+        }
+        while let Some((rank, how)) = self.network.lost() {
+            // Who has taken leave may go.
+            if self.left[rank].is_none() {
+                self.left[rank] = Some(Departure::Failed);
+                self.board.fail(Failure::new(vec![rank], format!("rank {rank} {how}")));
+            }
         }
         self.spread();
     }

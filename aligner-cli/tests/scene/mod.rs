@@ -25,6 +25,11 @@ impl Call {
         call
     }
 
+    /// What a program that was started with [`Scene::start_with`] gave, once it has ended.
+    pub(crate) fn end_of(child: Child) -> Self {
+        Self::of(child.wait_with_output().expect("it ends"))
+    }
+
     /// Asserts success and gives standard output.
     #[track_caller]
     pub(crate) fn succeeds(&self) -> &str {
@@ -143,6 +148,14 @@ impl Scene {
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
         command.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_aligner")).args(arguments);
         Call::of(command.current_dir(self.dir.path()).output().expect("sh starts"))
+    }
+
+    /// Starts the program with variables of the environment set, and keeps what it says.
+    pub(crate) fn start_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Child {
+        let mut command = self.command(arguments);
+        command.envs(variables.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the program starts")
     }
 
     /// Starts the program and lets it run.

@@ -1,11 +1,12 @@
 //! Random programs of collectives, against what one thread works out, and with faults: on threads that
-//! share memory, and on threads that send messages.
+//! share memory, and on threads that send messages, over channels and over TCP.
 
 mod channels;
 mod fault;
 mod numbers;
 mod oracle;
 mod program;
+mod sockets;
 
 use std::ops::Range;
 use std::sync::Arc;

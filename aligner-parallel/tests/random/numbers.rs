@@ -6,19 +6,20 @@ use std::time::Duration;
 use aligner_core::{Communicator, Error, Phase, Result};
 use aligner_parallel::ThreadComm;
 
-use crate::channels;
-use crate::{LONG, SHORT};
+use crate::{LONG, SHORT, channels, sockets};
 
 const PHASE: Phase = Phase { name: "asking", deadline: LONG };
 
-/// Runs the same on both transports, and returns each rank's result.
-fn on_both<R: Send>(
+/// Runs the same on all transports, and returns each rank's result.
+fn on_all<R: Send>(
     ranks: usize,
     work: impl Fn(Arc<dyn Communicator>) -> Result<R> + Sync,
-) -> [Vec<Result<R>>; 2] {
+) -> [Vec<Result<R>>; 3] {
     let threads = ThreadComm::run(ranks, |comm| work(Arc::new(comm)));
     let (messages, _) = channels::run(ranks, |comm| work(Arc::new(comm)));
-    [threads, messages.into_iter().map(|result| result.expect("no panic")).collect()]
+    let over_sockets = sockets::run(ranks, |comm| work(Arc::new(comm)));
+    let ended = |results: Vec<Result<Result<R>>>| results.into_iter().map(|result| result.expect("no panic"));
+    [threads, ended(messages).collect(), ended(over_sockets).collect()]
 }
 
 /// Numbers below `count` that this rank takes, working on each for a while, which depends on the rank.
@@ -39,7 +40,7 @@ fn take_all(comm: &dyn Communicator, round: u64, count: u64) -> Result<Vec<u64>>
 
 #[test]
 fn each_number_goes_to_one_rank_in_every_round_and_group() {
-    let results = on_both(4, |comm| {
+    let results = on_all(4, |comm| {
         let half = comm.split(comm.rank() % 2, 3 - comm.rank(), PHASE)?;
         let mut taken = Vec::new();
         for round in 0..3 {
@@ -68,7 +69,7 @@ fn each_number_goes_to_one_rank_in_every_round_and_group() {
 
 #[test]
 fn letters_and_numbers_do_not_mix() {
-    let results = on_both(2, |comm| {
+    let results = on_all(2, |comm| {
         let values = || aligner_core::Tensor::<1>::ones([2], &aligner_core::Device::flex());
         if comm.rank() == 0 {
             comm.send(values(), 1, PHASE)?;
@@ -89,7 +90,7 @@ fn letters_and_numbers_do_not_mix() {
 
 #[test]
 fn a_rank_that_asks_in_an_earlier_round_is_named() {
-    let results = on_both(3, |comm| {
+    let results = on_all(3, |comm| {
         if comm.rank() == 1 {
             comm.take(5, 0, PHASE)?;
         }
