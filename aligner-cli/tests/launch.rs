@@ -74,15 +74,7 @@ fn preferences_are_learned_as_on_one_rank() {
 #[test]
 fn samples_of_the_first_step_are_those_of_one_rank() {
     let scene = Scene::new();
-    let rows: Vec<String> = (0..32).map(|row| format!("{{\"prompt\": \"Say {row} in words.\"}}\n")).collect();
-    scene.write("prompts.jsonl", rows.concat());
-    scene.write(
-        "run.toml",
-        "[model]\npath = \"model\"\n\n[data.train]\npath = \"prompts.jsonl\"\nholdout = 4\n\n[algorithm.ppo]\n\n\
-         [reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"\n\n\
-         [learner]\nlearning_rate = 1e-3\n\n[run]\ndir = \"run\"\nsteps = 4\nbatch_size = 4\nsave_every = 2\n\
-         rollouts_every = 1\nrollout_groups = 4\n\n[rollout]\nnum_generations = 3\nmax_completion_length = 12\n",
-    );
+    scene.ppo();
     scene.aligner(&["train", "run.toml", "--set", "run.dir=one"]).succeeds();
     launch(&scene, 4, "tensor", &TENSOR_AND_DATA, &[]);
     launch(&scene, 4, "pipeline", &PIPELINE_AND_DATA, &[]);

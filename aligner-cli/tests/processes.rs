@@ -168,3 +168,42 @@ fn a_full_disk_is_told_by_the_rank_that_writes() {
     let out = scene.aligner_with_little_disk(64, &launch(&["--processes"], &["--set", "run.save_every=4"]));
     out.fails(1, &["rank 0", "run/checkpoints"]);
 }
+
+/// Two ranks of a run that draws samples, the second of which may write files of so many blocks.
+fn two_that_draw(scene: &Scene, blocks: &str, run: &str, flags: &[&str]) -> Vec<Call> {
+    let (port, run) = (port(), format!("run.dir={run}"));
+    let start = |number: usize| {
+        let number = number.to_string();
+        let variables = [
+            ("MASTER_ADDR", "localhost"),
+            ("MASTER_PORT", &port),
+            ("RANK", &number),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", &number),
+        ];
+        let arguments = [&["train", "run.toml", "--set", "mesh.dp=2", "--set", &run], flags].concat();
+        let blocks = if number == "1" { blocks } else { "unlimited" };
+        scene.start_with_disk(blocks, &variables, &arguments)
+    };
+    let ranks: Vec<Child> = (0..2).map(start).collect();
+    ranks.into_iter().map(Call::end_of).collect()
+}
+
+#[test]
+fn a_full_disk_of_a_rank_that_logs_scores_is_named_and_nothing_is_lost() {
+    let scene = Scene::new();
+    scene.ppo();
+    for ended in two_that_draw(&scene, "unlimited", "whole", &[]) {
+        ended.succeeds();
+    }
+    let began = Instant::now();
+    let ended = two_that_draw(&scene, "0", "run", &[]);
+    ended[1].fails(1, &["rank 1 of 2", "scores.1.jsonl"]);
+    ended[0].fails(1, &["rank 1"]);
+    assert!(began.elapsed() < Duration::from_mins(1), "the other waited");
+    for ended in two_that_draw(&scene, "unlimited", "run", &["--resume"]) {
+        ended.succeeds();
+    }
+    let weights = |run: &str| scene.bytes(&format!("{run}/model/model.safetensors"));
+    assert!(weights("run") == weights("whole"), "the run that was stopped ends elsewhere");
+}

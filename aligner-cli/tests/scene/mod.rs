@@ -95,6 +95,21 @@ impl Scene {
         self.run_file("pairs.jsonl", "dpo", "beta = 0.5")
     }
 
+    /// A run that draws samples of its own, for a count of vowels.
+    pub(crate) fn ppo(&self) -> &Self {
+        let rows: Vec<String> =
+            (0..32).map(|row| format!("{{\"prompt\": \"Say {row} in words.\"}}\n")).collect();
+        self.write("prompts.jsonl", rows.concat());
+        self.write(
+            "run.toml",
+            "[model]\npath = \"model\"\n\n[data.train]\npath = \"prompts.jsonl\"\nholdout = 4\n\n[algorithm.ppo]\n\n\
+             [reward.vowels]\nkind = \"regex\"\npattern = \"[aeiou]\"\nmode = \"count\"\n\n\
+             [learner]\nlearning_rate = 1e-3\n\n[run]\ndir = \"run\"\nsteps = 4\nbatch_size = 4\nsave_every = 2\n\
+             rollouts_every = 1\nrollout_groups = 4\n\n[rollout]\nnum_generations = 3\nmax_completion_length = 12\n",
+        );
+        self
+    }
+
     /// Writes `run.toml`: fine-tuning on the texts.
     pub(crate) fn sft(&self) -> &Self {
         self.run_file("texts.jsonl", "sft", "")
@@ -156,6 +171,21 @@ impl Scene {
         command.envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the program starts")
+    }
+
+    /// The same where files may grow to so many blocks of 512 bytes.
+    pub(crate) fn start_with_disk(
+        &self,
+        blocks: &str,
+        variables: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> Child {
+        let mut command = Command::new("sh");
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        command.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_aligner")).args(arguments);
+        command.envs(variables.iter().copied()).current_dir(self.dir.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("sh starts")
     }
 
     /// Starts the program and lets it run.
