@@ -210,6 +210,11 @@ impl Learner {
         Ok((sums[1] > 0.0).then(|| (sums[0] / sums[1], sums[1] as usize)))
     }
 
+    /// Whether there are no other ranks.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.ranks.all.size() == 1
+    }
+
     /// The largest of a count over the ranks with batches of their own.
     ///
     /// # Errors

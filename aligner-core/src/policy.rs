@@ -37,7 +37,7 @@ impl Gradients {
 pub type EachForward<'a> = dyn FnMut(usize, Forward) -> Result<()> + 'a;
 
 /// A model that gives log-probabilities of a packed batch, and gradients of a loss on them.
-pub trait Policy {
+pub trait Policy: Send {
     /// One pass over `batch`; differentiable where the parameters are tracked.
     ///
     /// # Errors

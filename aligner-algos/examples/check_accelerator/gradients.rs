@@ -8,6 +8,8 @@ use aligner_core::{
 };
 use serde_json::json;
 
+use crate::training::{Place, SMALL_MEMORY};
+
 /// Configurations of small models, one of each family: those of the golden models.
 const CONFIGS: [(&str, &str); 12] = [
     ("llama", include_str!("../../../tests/golden/models/llama_bias_mha/config.json")),
@@ -79,20 +81,18 @@ fn relative(got: &[f32], expected: &[f32]) -> f32 {
     gap / largest
 }
 
-/// All families, with each kind of `products`. (Burn's product of a mixture's experts needs more than the 32 KiB of shared
-/// memory that `CubeCL`'s runtime for processors has.) Says whether each was within its bounds.
+/// All families, with each kind of products. Says whether each was within its bounds.
 ///
 /// # Errors
 /// A failure of the device.
-pub(crate) fn check(device: &Device, products: &[&str], has_small_memory: bool) -> Result<bool> {
+pub(crate) fn check(place: &Place) -> Result<bool> {
     let mut all = true;
     for (name, config) in CONFIGS {
         let config =
             serde_json::from_str(config).map_err(|error| Error::Invalid(format!("{name}: {error}")))?;
         let config = ModelConfig::from_json(name.as_ref(), &config)?;
-        if has_small_memory && config.experts.is_some() {
-            let reason = "its products of few rows ask for more shared memory than this device has";
-            println!("{}", json!({"check": "gradients", "family": name, "not_run": reason}));
+        if place.has_small_memory() && config.experts.is_some() {
+            println!("{}", json!({"check": "gradients", "family": name, "not_run": SMALL_MEMORY}));
             continue;
         }
         let mut host = CausalLm::init(config, 1, &Device::flex())?;
@@ -100,8 +100,8 @@ pub(crate) fn check(device: &Device, products: &[&str], has_small_memory: bool) 
             param.value = param.value.clone() * SCALE;
         }
         let expected = host.accumulate(&[batch()?], Needs::NOTHING, &loss)?;
-        let mut there = moved(&host, device)?;
-        for (products, bound) in products.iter().zip(BOUNDS) {
+        let mut there = moved(&host, &place.device)?;
+        for (products, bound) in place.products().iter().zip(BOUNDS) {
             there.set_bf16_products(*products == "bf16");
             let got = there.accumulate(&[batch()?], Needs::NOTHING, &loss)?;
             let of_loss = (got.loss_sum - expected.loss_sum).abs() / expected.loss_sum.abs();

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     println!("{}", json!({"device": name, "memory_bytes": accelerator.memory_bytes()}));
     let kernels = kernels::check(&accelerator)?;
     let engine = engine::check(place.engine)?;
-    let gradients = gradients::check(&place.device, place.products(), place.engine == EngineDevice::CubeCpu)?;
+    let gradients = gradients::check(&place)?;
     let small = random_model("tiny", &Device::flex())?;
     // CubeCL's runtime for processors takes minutes for what a GPU does at once.
     let is_slow = place.engine == EngineDevice::CubeCpu;

@@ -43,9 +43,7 @@ impl Critic {
     }
 
     /// One update on groups with `returns`; its metrics carry the prefix `critic/` unless they have one.
-    pub(super) fn update(&mut self, groups: &[Group], metrics: &mut Metrics) -> Result<()> {
-        let own = self.learner.update(&self.loss, groups.to_vec())?;
-        metrics.merge(&own.prefixed("critic/"));
-        Ok(())
+    pub(super) fn update(&mut self, groups: &[Group]) -> Result<Metrics> {
+        Ok(self.learner.update(&self.loss, groups.to_vec())?.prefixed("critic/"))
     }
 }

@@ -150,8 +150,16 @@ impl Teacher {
                     skipped += 1;
                     continue;
                 }
-                if let Some(critic) = &mut self.critic {
-                    critic.update(&chunk, metrics)?;
+                match &mut self.critic {
+                    // Ranks call their collectives in one order.
+                    Some(critic) if warm && learner.is_alone() => {
+                        let [of_critic, own] = update_both(critic, algorithm, learner, chunk)?;
+                        metrics.merge(&of_critic);
+                        metrics.merge(&own);
+                        continue;
+                    }
+                    Some(critic) => metrics.merge(&critic.update(&chunk)?),
+                    None => {}
                 }
                 if warm {
                     metrics.merge(&learner.update(algorithm, chunk)?);
@@ -179,6 +187,23 @@ impl Teacher {
         }
         order
     }
+}
+
+/// An update of the critic beside one of the policy: neither reads what the other moves, and where one has too little to
+/// do for all cores, the other has more.
+fn update_both(
+    critic: &mut Critic,
+    algorithm: &dyn Algorithm,
+    learner: &mut Learner,
+    groups: Vec<Group>,
+) -> Result<[Metrics; 2]> {
+    let of_critic = groups.clone();
+    std::thread::scope(|threads| {
+        let beside = threads.spawn(move || critic.update(&of_critic));
+        let own = learner.update(algorithm, groups);
+        let panicked = |_| Err(Error::Invalid("the thread that updates the critic panicked".into()));
+        Ok([beside.join().unwrap_or_else(panicked)?, own?])
+    })
 }
 
 /// The learner's log-probabilities: group, sample in it, and a value for each target.
