@@ -97,9 +97,7 @@ impl Rank {
             return Ok(chunks);
         };
         line.comm.abort();
-        let since = Instant::now();
-        let until = Watch { attend: &|| Ok(()), is_late: &|| since.elapsed() > ENDING };
-        if wait(until, || self.memory.is_done(line.stream)).is_err() {
+        if !ends(Instant::now(), || self.memory.is_done(line.stream)) {
             // The device may still write there.
             std::mem::forget(chunks);
         }
@@ -141,17 +139,27 @@ fn wait(watch: Watch<'_>, is_done: impl Fn() -> Told<bool>) -> Result<(), Troubl
     }
 }
 
+/// Looks until it is done; says whether it was, soon after `since`.
+fn ends(since: Instant, is_done: impl Fn() -> Told<bool>) -> bool {
+    let mut idle = Idle::default();
+    loop {
+        match is_done() {
+            Ok(false) if since.elapsed() < ENDING => idle.rest(),
+            done => return done == Ok(true),
+        }
+    }
+}
+
 impl Drop for Rank {
     fn drop(&mut self) {
         let lines = std::mem::take(self.lines.get_mut().unwrap_or_else(PoisonError::into_inner));
         let in_order = !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking();
         // What fails or lasts now is given up when the line is dropped.
         let _ = self.memory.enter();
-        let since = Instant::now();
-        let watch = Watch { attend: &|| Ok(()), is_late: &|| since.elapsed() > ENDING };
         let ending = lines.iter().filter(|line| in_order && line.comm.finalize().is_ok());
-        for line in ending.collect::<Vec<_>>() {
-            if wait(watch, || line.comm.is_ready()).is_ok() {
+        let (ending, since) = (ending.collect::<Vec<_>>(), Instant::now());
+        for line in ending {
+            if ends(since, || line.comm.is_ready()) {
                 line.comm.close();
             }
         }
