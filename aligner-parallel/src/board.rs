@@ -201,6 +201,17 @@ impl<P: Clone> Board<P> {
         }
     }
 
+    /// Fails where a rank of the group has panicked, with which this one is in a call that the board does not see.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    pub(crate) fn check_group(&mut self, group: &Group, call: &Call) -> Met<()> {
+        self.check()?;
+        let panicked = |&&rank: &&usize| self.left[rank] == Some(Departure::Panicked);
+        match group.ranks.iter().find(panicked) {
+            Some(&rank) => Err(self.fail(departed(rank, Departure::Panicked, group.rank(), call))),
+            None => Ok(()),
+        }
+    }
+
     /// Begins to wait for a letter of the rank at place `from`.
     pub(crate) fn await_letter(&mut self, group: &Group, call: &Call, from: usize) -> Met<Ticket> {
         self.check()?;

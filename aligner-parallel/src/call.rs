@@ -32,21 +32,41 @@ pub enum Op {
     Take,
 }
 
-/// The type of the elements that travel; halves of floats travel as `f32`.
+/// The type of the elements that travel; over the host's memory, halves of floats travel as `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
     /// 4 bytes.
     F32,
     /// 8 bytes.
     F64,
+    /// 2 bytes, between devices alone.
+    F16,
+    /// 2 bytes, between devices alone.
+    Bf16,
 }
 
 impl Element {
     /// Bytes of one.
     pub(crate) fn size(self) -> usize {
-        if self == Self::F32 { 4 } else { 8 }
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
     }
 }
+
+/// In a call's stage: its elements are on a device, and go from there to other devices.
+pub(crate) const ON_DEVICE: u8 = 1 << 7;
 
 /// One call of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,10 +115,10 @@ impl fmt::Display for Call {
             Op::Recv => write!(f, "recv"),
             Op::Take => write!(f, "take"),
         }?;
-        let element = if self.element == Element::F32 { "f32" } else { "f64" };
+        let place = if self.stage & ON_DEVICE > 0 { " on a device" } else { "" };
         match self.op {
             Op::Barrier | Op::Split | Op::Take => write!(f, " in {:?}", self.phase),
-            _ => write!(f, " of {} {element} in {:?}", self.elements, self.phase),
+            _ => write!(f, " of {} {}{place} in {:?}", self.elements, self.element.name(), self.phase),
         }
     }
 }

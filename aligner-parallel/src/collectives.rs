@@ -19,15 +19,15 @@ const SHARED_WORK: usize = 1 << 14;
 
 /// One rank of a group, over threads ([`ThreadComm`](crate::ThreadComm)) or processes.
 pub struct Ranks<T> {
-    transport: Arc<T>,
-    group: Group,
+    pub(crate) transport: Arc<T>,
+    pub(crate) group: Group,
     /// The least number that no group of this rank has had. It is locked during a split, so that no
     /// other thread of this rank offers the same one.
     next_group: Arc<Mutex<u64>>,
     /// The deadline of phases that have the default one, in milliseconds.
     deadline: Arc<AtomicU64>,
     /// Where received values lie.
-    device: Device,
+    pub(crate) device: Device,
 }
 
 impl<T: Transport> Ranks<T> {
@@ -48,7 +48,7 @@ impl<T: Transport> Ranks<T> {
         Self { device, ..self }
     }
 
-    fn limit(&self, phase: Phase) -> Duration {
+    pub(crate) fn limit(&self, phase: Phase) -> Duration {
         match phase.deadline {
             Phase::DEADLINE => Duration::from_millis(self.deadline.load(Ordering::Relaxed)),
             own => own,
@@ -56,7 +56,7 @@ impl<T: Transport> Ranks<T> {
     }
 
     /// Notes the call, does its work and says on failure what this rank was doing.
-    fn perform<R>(
+    pub(crate) fn perform<R>(
         &self,
         call: &Call,
         peer: Option<usize>,
@@ -113,14 +113,52 @@ impl<T: Transport> Ranks<T> {
         })
     }
 
-    fn check_place(&self, place: usize, operation: &str, phase: Phase) -> Result<()> {
+    /// This rank in its part of the group ([`Communicator::split`]); none where it is alone there.
+    pub(crate) fn part_of(&self, color: usize, key: usize, phase: Phase) -> Result<Option<Self>> {
+        let mut next = self.next_group.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = Part::new(vec![color as u64, key as u64, *next]);
+        let all = self.meet(&call(Op::Split, Element::F64, 0, phase), phase, Parts::Same(own))?;
+        // A number that is new to every rank, so that no two groups of a rank have the same.
+        let id = all.iter().map(|part| part.elements::<u64>()[2]).max().unwrap_or(*next);
+        *next = id + 1;
+        drop(next);
+        let mut members: Vec<(u64, usize)> = Vec::new();
+        for (part, &rank) in all.iter().zip(self.group.ranks.iter()) {
+            if part.elements::<u64>()[0] == color as u64 {
+                members.push((part.elements::<u64>()[1], rank));
+            }
+        }
+        members.sort_by_key(|&(key, _)| key);
+        let ranks: Arc<[usize]> = members.into_iter().map(|(_, rank)| rank).collect();
+        if ranks.len() == 1 {
+            return Ok(None);
+        }
+        let place = ranks.iter().position(|&rank| rank == self.group.rank()).unwrap_or_default();
+        let group = Group { id, ranks, place, run: self.group.run };
+        Ok(Some(Self {
+            transport: self.transport.clone(),
+            group,
+            next_group: self.next_group.clone(),
+            deadline: self.deadline.clone(),
+            device: self.device.clone(),
+        }))
+    }
+
+    /// A call on values that go over the host's memory.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    pub(crate) fn call_of(&self, op: Op, values: &Tensor<1>, phase: Phase) -> Call {
+        let form = Form::of(values);
+        call(op, form.element, form.elements, phase)
+    }
+
+    pub(crate) fn check_place(&self, place: usize, operation: &str, phase: Phase) -> Result<()> {
         if place < self.size() {
             return Ok(());
         }
         Err(self.invalid(phase, &format!("{operation} names rank {place} of a group of {}", self.size())))
     }
 
-    fn check_peer(&self, place: usize, operation: &str, phase: Phase) -> Result<()> {
+    pub(crate) fn check_peer(&self, place: usize, operation: &str, phase: Phase) -> Result<()> {
         self.check_place(place, operation, phase)?;
         if place != self.group.place {
             return Ok(());
@@ -128,12 +166,12 @@ impl<T: Transport> Ranks<T> {
         Err(self.invalid(phase, &format!("{operation} names this rank itself")))
     }
 
-    fn invalid(&self, phase: Phase, message: &str) -> Error {
+    pub(crate) fn invalid(&self, phase: Phase, message: &str) -> Error {
         Error::Invalid(format!("rank {} of {}, {}: {message}", self.group.rank(), self.group.run, phase.name))
     }
 }
 
-fn call(op: Op, element: Element, elements: usize, phase: Phase) -> Call {
+pub(crate) fn call(op: Op, element: Element, elements: usize, phase: Phase) -> Call {
     Call { op, element, elements, stage: 0, phase: phase.name.into() }
 }
 
@@ -224,33 +262,10 @@ impl<T: Transport> Communicator for Ranks<T> {
     }
 
     fn split(&self, color: usize, key: usize, phase: Phase) -> Result<Arc<dyn Communicator>> {
-        let mut next = self.next_group.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = Part::new(vec![color as u64, key as u64, *next]);
-        let all = self.meet(&call(Op::Split, Element::F64, 0, phase), phase, Parts::Same(own))?;
-        // A number that is new to every rank, so that no two groups of a rank have the same.
-        let id = all.iter().map(|part| part.elements::<u64>()[2]).max().unwrap_or(*next);
-        *next = id + 1;
-        drop(next);
-        let mut members: Vec<(u64, usize)> = Vec::new();
-        for (part, &rank) in all.iter().zip(self.group.ranks.iter()) {
-            if part.elements::<u64>()[0] == color as u64 {
-                members.push((part.elements::<u64>()[1], rank));
-            }
-        }
-        members.sort_by_key(|&(key, _)| key);
-        let ranks: Arc<[usize]> = members.into_iter().map(|(_, rank)| rank).collect();
-        if ranks.len() == 1 {
-            return Ok(Arc::new(Solo));
-        }
-        let place = ranks.iter().position(|&rank| rank == self.group.rank()).unwrap_or_default();
-        let group = Group { id, ranks, place, run: self.group.run };
-        Ok(Arc::new(Self {
-            transport: self.transport.clone(),
-            group,
-            next_group: self.next_group.clone(),
-            deadline: self.deadline.clone(),
-            device: self.device.clone(),
-        }))
+        Ok(match self.part_of(color, key, phase)? {
+            Some(part) => Arc::new(part),
+            None => Arc::new(Solo),
+        })
     }
 
     fn all_gather_uneven(&self, values: Tensor<1>, phase: Phase) -> Result<Vec<Tensor<1>>> {

@@ -33,7 +33,7 @@ impl Form {
     /// The elements of a tensor of this form.
     pub(crate) fn part(&self, tensor: Tensor<1>) -> Part {
         match self.element {
-            Element::F32 => Part::of_tensor(HostTensor::new(&tensor)),
+            Element::F32 | Element::F16 | Element::Bf16 => Part::of_tensor(HostTensor::new(&tensor)),
             Element::F64 => Part::new(tensor.into_data().iter::<f64>().collect()),
         }
     }
@@ -41,7 +41,7 @@ impl Form {
     /// A tensor of this device and type: the parts, one after the other.
     pub(crate) fn tensor(&self, parts: &[Part]) -> Tensor<1> {
         let data = match self.element {
-            Element::F32 => data(concat::<f32>(parts)),
+            Element::F32 | Element::F16 | Element::Bf16 => data(concat::<f32>(parts)),
             Element::F64 => data(concat::<f64>(parts)),
         };
         Tensor::from_data(data, (&self.device, self.dtype))

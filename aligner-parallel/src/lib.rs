@@ -2,7 +2,8 @@
 //!
 //! There is always a communicator and a mesh. One process alone is [`Solo`] on [`Mesh::one`], so
 //! no algorithm asks whether it is distributed. [`ThreadComm`] has threads for ranks, [`MessageComm`]
-//! whatever a [`Network`] connects: with the feature `mpi`, `MpiComm` is one of processes.
+//! whatever a [`Network`] connects: [`TcpComm`] is one of processes and, with the feature `mpi`, `MpiComm`.
+//! With the feature `nccl`, `NcclComm` lets tensors on CUDA devices go from device to device.
 //!
 //! ```
 //! use aligner_core::{Communicator, Phase, Reduce};
@@ -27,8 +28,11 @@ mod expert;
 mod failure;
 mod flat;
 mod form;
+mod idle;
 mod mesh;
 mod messages;
+#[cfg(any(feature = "nccl", feature = "nccl-host"))]
+mod nccl;
 mod optimizer;
 mod part;
 mod parts;
@@ -53,6 +57,8 @@ pub use collectives::Ranks;
 pub use flat::all_reduce_together;
 pub use mesh::{Axis, Mesh, MeshComms};
 pub use messages::{MessageComm, Network};
+#[cfg(any(feature = "nccl", feature = "nccl-host"))]
+pub use nccl::NcclComm;
 pub use optimizer::MeshAdamW;
 pub use pieces::Pieces;
 pub use policy::{Cut, ParallelLm};

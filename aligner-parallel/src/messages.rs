@@ -11,6 +11,7 @@ use crate::board::{Board, Departure, Ticket};
 use crate::call::Call;
 use crate::collectives::Ranks;
 use crate::failure::{Failure, Wait};
+use crate::idle::Idle;
 use crate::part::{Part, Parts};
 use crate::recorder::{Recorder, TITLE};
 use crate::transport::{Deadline, Group, Met, Transport};
@@ -310,6 +311,23 @@ impl<N: Network> Transport for Messenger<N> {
         local.board.failure().cloned().map_or(Ok(()), Err)
     }
 
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn attend_to(&self, group: &Group, call: &Call) -> Met<()> {
+        let mut local = self.local();
+        local.take_in(&self.recorder);
+        let checked = local.board.check_group(group, call);
+        local.spread();
+        checked
+    }
+
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn fail(&self, failure: Arc<Failure>) -> Arc<Failure> {
+        let mut local = self.local();
+        let first = local.board.fail(failure);
+        local.spread();
+        first
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -360,22 +378,4 @@ impl<N: Network> Drop for Messenger<N> {
 /// The group of the letters that carry numbers of `group`'s count, apart from what its ranks send otherwise.
 fn numbers(group: &Group, place: usize) -> Group {
     Group { id: group.id | 1 << 63, place, ..group.clone() }
-}
-
-/// Gives way while there is nothing to do: for a moment at once, then for longer and longer.
-#[derive(Debug, Default)]
-struct Idle {
-    rests: u32,
-}
-
-impl Idle {
-    fn rest(&mut self) {
-        self.rests += 1;
-        if self.rests < 200 {
-            std::thread::yield_now();
-        } else {
-            // 10 µs at first, at most half a millisecond.
-            std::thread::sleep(Duration::from_micros(u64::from(self.rests / 20).min(500)));
-        }
-    }
 }

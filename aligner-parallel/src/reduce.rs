@@ -42,7 +42,8 @@ pub(crate) fn reduce_parts(parts: &[Part], element: Element, how: Reduce) -> Par
         Part::new(reduce(&parts.iter().map(Part::elements::<N>).collect::<Vec<_>>(), how))
     }
     match element {
-        Element::F32 => typed::<f32>(parts, how),
+        // Halves travel as f32.
+        Element::F32 | Element::F16 | Element::Bf16 => typed::<f32>(parts, how),
         Element::F64 => typed::<f64>(parts, how),
     }
 }

@@ -164,6 +164,22 @@ impl Transport for Seat {
         self.board().failure().cloned().map_or(Ok(()), Err)
     }
 
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn attend_to(&self, group: &Group, call: &Call) -> Met<()> {
+        let mut board = self.board();
+        let checked = board.check_group(group, call);
+        self.ring(&mut board);
+        checked
+    }
+
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn fail(&self, failure: Arc<crate::failure::Failure>) -> Arc<crate::failure::Failure> {
+        let mut board = self.board();
+        let first = board.fail(failure);
+        self.ring(&mut board);
+        first
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.world.recorders[self.rank]
     }

@@ -74,6 +74,14 @@ pub trait Transport: Send + Sync + 'static {
     /// Answers what others have asked, without waiting.
     fn attend(&self) -> Met<()>;
 
+    /// As [`Transport::attend`]; fails also where a rank of the group has panicked in this call.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn attend_to(&self, group: &Group, call: &Call) -> Met<()>;
+
+    /// Makes this failure everyone's, unless there has been one; returns the first.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn fail(&self, failure: Arc<Failure>) -> Arc<Failure>;
+
     /// The next part of the rank at place `from`.
     fn recv(&self, group: &Group, call: &Call, deadline: Deadline, from: usize) -> Met<Part>;
 

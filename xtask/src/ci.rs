@@ -107,8 +107,8 @@ fn deny() -> Result<()> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])
 }
 
-/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them.
-const CHECKED_ELSEWHERE: [&str; 2] = ["cube", "cube-cpu"];
+/// Parts of `cuda`, or of use with LLVM only: `cargo xtask cube` builds and runs them; and what `cargo xtask nccl` does.
+const CHECKED_ELSEWHERE: [&str; 3] = ["cube", "cube-cpu", "nccl-host"];
 
 /// Type-checks the workspace with all optional features, each switched on in every crate that has it; it
 /// is never linked.

@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | fuzz | gpu | hosts | demo-model`.
+//! Chores of the workspace: `cargo xtask ci | tidy | assets | bench | curves | cube | fuzz | gpu | hosts | nccl | demo-model`.
 #![expect(clippy::print_stdout, reason = "a chore reports to the terminal")]
 
 mod assets;
@@ -10,6 +10,7 @@ mod demo;
 mod fuzz;
 mod gpu;
 mod hosts;
+mod nccl;
 mod picture;
 mod tidy;
 mod workspace;
@@ -44,6 +45,8 @@ enum Task {
     Gpu(gpu::Options),
     /// A run over two machines, which are network namespaces of this one; needs root and Open MPI.
     Hosts(hosts::Options),
+    /// Ranks with NCCL, by a library in its place that works on host memory; compiles the ranks once more.
+    Nccl,
     /// Write the demo's text, tokenizer and data sets, and train its tiny model.
     DemoModel(demo::Options),
 }
@@ -59,6 +62,7 @@ fn main() -> Result<()> {
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Gpu(options) => gpu::run(&options),
         Task::Hosts(options) => hosts::run(&options),
+        Task::Nccl => nccl::run(),
         Task::DemoModel(options) => demo::run(&options),
     }
 }

@@ -8,6 +8,8 @@
 mod attention;
 mod device;
 mod gate;
+#[cfg(feature = "cuda")]
+mod memory;
 mod norm;
 mod params;
 mod product;
@@ -22,6 +24,8 @@ mod tests;
 pub use attention::{SPAN, Tiles, paged_attention};
 pub use device::{Accelerator, Buffer, Element};
 pub use gate::{activate_rows, gate_rows, open_rows};
+#[cfg(feature = "cuda")]
+pub use memory::CudaMemory;
 pub use norm::{RowNorm, norm_rows};
 pub use product::{Matrix, Product, products};
 pub use rotary::{KvPages, Qkv, rotate_and_write};

@@ -10,6 +10,9 @@ use crate::failure::Wait;
 use crate::part::Part;
 use crate::transport::Group;
 
+/// Types by the number that stands for them.
+const ELEMENTS: [Element; 4] = [Element::F32, Element::F64, Element::F16, Element::Bf16];
+
 /// What one process tells another.
 #[derive(Debug)]
 pub(super) enum Message {
@@ -139,7 +142,8 @@ impl Words {
             Op::Recv => (9, 0),
             Op::Take => (10, 0),
         };
-        for number in [kind, op, argument, usize::from(call.element == Element::F64), call.elements] {
+        let element = ELEMENTS.iter().position(|&element| element == call.element).unwrap_or_default();
+        for number in [kind, op, argument, element, call.elements] {
             self.number(number);
         }
         self.number(call.stage.into());
@@ -207,7 +211,7 @@ impl Reader<'_> {
             (10, _) => Op::Take,
             _ => return None,
         };
-        let element = if self.number()? == 1 { Element::F64 } else { Element::F32 };
+        let element = *ELEMENTS.get(self.number()?)?;
         let (elements, stage) = (self.number()?, self.number()?.try_into().ok()?);
         let id = self.word()?;
         let ranks: Arc<[usize]> = self.ranks(run)?.into();
