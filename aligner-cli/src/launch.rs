@@ -4,10 +4,9 @@ mod process;
 mod processes;
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use aligner_core::{Communicator, Error};
-use aligner_parallel::ThreadComm;
+use aligner_parallel::{ThreadComm, with_device};
 use anyhow::ensure;
 
 use crate::interrupt::Interrupt;
@@ -43,9 +42,12 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
         return processes::run(arguments.ranks, train);
     }
     let interrupt = Interrupt::listen()?;
+    let cuda = train.is_on_cuda(registry)?;
     let ended = ThreadComm::run(arguments.ranks, |comm| {
         progress::hush(!comm.is_main());
-        Ok(train.run_rank(Arc::new(comm), &interrupt, registry))
+        let local = comm.rank();
+        let all = with_device(comm, cuda.then_some(local))?;
+        Ok(train.run_rank(all, local, &interrupt, registry))
     });
     let ended =
         ended.into_iter().enumerate().map(|(rank, ended)| (rank, ended.map_err(Into::into).flatten()));

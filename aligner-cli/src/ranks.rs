@@ -17,6 +17,8 @@ const AGREE: Phase = Phase::new("agreeing on how the run goes on");
 #[derive(Clone)]
 pub(crate) struct Ranks {
     all: Arc<dyn Communicator>,
+    /// This rank's number on its machine.
+    local: usize,
     mesh: Option<OnMesh>,
 }
 
@@ -29,21 +31,21 @@ struct OnMesh {
 impl Ranks {
     /// One rank alone.
     pub(crate) fn one() -> Self {
-        Self { all: Arc::new(Solo), mesh: None }
+        Self { all: Arc::new(Solo), local: 0, mesh: None }
     }
 
-    /// This rank of `all`, on the mesh of a run file.
+    /// This rank of `all`, on the mesh of a run file; of the ranks of its machine it is number `local`.
     ///
     /// # Errors
     /// A mesh of another size.
-    pub(crate) fn on(section: &MeshSection, all: Arc<dyn Communicator>) -> Result<Self> {
+    pub(crate) fn on(section: &MeshSection, all: Arc<dyn Communicator>, local: usize) -> Result<Self> {
         let mesh = section.mesh(all.size())?;
         if mesh.size() == 1 {
-            return Ok(Self { all, mesh: None });
+            return Ok(Self { all, local, mesh: None });
         }
         all.set_deadline(Duration::from_secs_f64(section.deadline_secs));
         let comms = MeshComms::new(mesh, all.clone())?;
-        Ok(Self { all, mesh: Some(OnMesh { comms, section: section.clone() }) })
+        Ok(Self { all, local, mesh: Some(OnMesh { comms, section: section.clone() }) })
     }
 
     /// Whether this is the rank that speaks and writes.
@@ -59,6 +61,13 @@ impl Ranks {
     /// The mesh.
     pub(crate) fn mesh(&self) -> Mesh {
         self.mesh.as_ref().map_or_else(Mesh::one, |on| on.comms.mesh())
+    }
+
+    /// What of the devices that a run file names this rank computes on: of several CUDA devices the one that has its
+    /// number.
+    pub(crate) fn device(&self, name: &str) -> String {
+        let shared = self.mesh.is_some() && name == "cuda";
+        if shared { format!("cuda:{}", self.local) } else { name.to_owned() }
     }
 
     /// The ranks that draw samples together, where there are several.

@@ -78,23 +78,29 @@ impl Arguments {
         mesh.mesh(ranks).map(|_| ()).map_err(|error| run.blame(error))
     }
 
-    /// One of several ranks, from the start to the end of the run.
+    /// Whether ranks have a CUDA device each.
+    pub(crate) fn is_on_cuda(&self, registry: &Registry) -> anyhow::Result<bool> {
+        Ok(self.file.load(registry)?.config.cuda_of_rank(0).is_some())
+    }
+
+    /// One of several ranks, number `local` on its machine, from the start to the end of the run.
     pub(crate) fn run_rank(
         &self,
         all: Arc<dyn Communicator>,
+        local: usize,
         interrupt: &Interrupt,
         registry: &Registry,
     ) -> anyhow::Result<ExitCode> {
         let run = self.file.load(registry)?;
         let mesh = run.config.mesh.clone().unwrap_or_default();
-        let ranks = Ranks::on(&mesh, all).map_err(|error| run.blame(error))?;
+        let ranks = Ranks::on(&mesh, all, local).map_err(|error| run.blame(error))?;
         drive(run, self.existing(), ranks, interrupt)
     }
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<ExitCode> {
     let run = arguments.file.load(registry)?;
-    if let Some(code) = launch::as_one_of_many(arguments, run.config.mesh.as_ref(), registry)? {
+    if let Some(code) = launch::as_one_of_many(arguments, &run.config, registry)? {
         return Ok(code);
     }
     if let Some(mesh) = &run.config.mesh {

@@ -23,6 +23,7 @@ mod call;
 mod collectives;
 mod context;
 mod cut;
+mod device;
 mod differentiable;
 mod expert;
 mod failure;
@@ -54,6 +55,7 @@ mod thread;
 mod transport;
 
 pub use collectives::Ranks;
+pub use device::with_device;
 pub use flat::all_reduce_together;
 pub use mesh::{Axis, Mesh, MeshComms};
 pub use messages::{MessageComm, Network};

@@ -43,7 +43,7 @@ pub(crate) fn target() -> PathBuf {
 pub(crate) fn cargo(task: &str, llvm: &Path, jobs: usize) -> Command {
     let mut command = Command::new("cargo");
     command.args([task, "--release", "-paligner-core", "-paligner-infer", "-paligner-algos"]);
-    command.arg("--features=aligner-algos/cube-cpu,aligner-algos/cuda").arg(format!("-j{jobs}"));
+    command.arg("--features=aligner-algos/cube-cpu,aligner-algos/nccl").arg(format!("-j{jobs}"));
     command.current_dir(workspace::root()).env("XDG_DATA_HOME", llvm).env("CARGO_TARGET_DIR", target());
     command
 }

@@ -5,6 +5,7 @@
 mod engine;
 mod gradients;
 mod kernels;
+mod ranks;
 mod roofline;
 mod shapes;
 mod training;
@@ -33,11 +34,12 @@ fn main() -> Result<()> {
     let is_slow = place.engine == EngineDevice::CubeCpu;
     let amount = if is_slow { Amount { texts: 2, tokens: 8 } } else { Amount { texts: 4, tokens: 32 } };
     let steps = training::check(&small, &place, amount)?;
+    let ranks = ranks::check(&small, &place, amount)? && ranks::check_nccl(&place)?;
     if let Some(size) = arguments.get(1) {
         time(size, &place)?;
     }
     let failed = || Error::Invalid("the accelerator and the host differ, see above".into());
-    (kernels && engine && gradients && steps).then_some(()).ok_or_else(failed)
+    (kernels && engine && gradients && steps && ranks).then_some(()).ok_or_else(failed)
 }
 
 /// Times training and generation of a model of this size.

@@ -63,18 +63,38 @@ fn text(id: u64, tokens: u64, vocab: usize) -> Vec<u32> {
     (0..tokens).map(|at| rng.below(at, vocab as u64) as u32).collect()
 }
 
-fn learner(model: CausalLm) -> Result<Learner> {
-    let config = LearnerConfig {
+/// How the steps learn.
+pub(crate) fn settings() -> LearnerConfig {
+    LearnerConfig {
         learning_rate: 1e-4,
         schedule: Schedule::Constant,
         micro_batch_tokens: 8192,
         ..LearnerConfig::default()
+    }
+}
+
+fn learner(model: CausalLm) -> Result<Learner> {
+    Learner::new(Box::new(model), settings(), 100, Arc::new(aligner_parallel::Solo))
+}
+
+/// Random texts.
+pub(crate) fn texts(amount: Amount, model: &CausalLm) -> Vec<Group> {
+    let vocab = model.config().vocab_size;
+    let text = |id| {
+        let tokens = text(id, amount.tokens, vocab);
+        let mask = vec![true; tokens.len()];
+        Group::single(id.to_string(), Sample::new(tokens, mask))
     };
-    Learner::new(Box::new(model), config, 100, Arc::new(aligner_parallel::Solo))
+    (0..amount.texts).map(text).collect()
+}
+
+/// Whether a metric agrees.
+pub(crate) fn is_close(got: f64, expected: f64) -> bool {
+    (got - expected).abs() <= BOUND * expected.abs().max(1.0)
 }
 
 /// Steps of an algorithm: metrics of each, and the least seconds of one.
-type Steps = (Vec<Metrics>, f64);
+pub(crate) type Steps = (Vec<Metrics>, f64);
 
 fn timed(count: usize, mut step: impl FnMut() -> Result<Metrics>) -> Result<Steps> {
     let (mut all, mut least) = (Vec::new(), f64::INFINITY);
@@ -86,19 +106,11 @@ fn timed(count: usize, mut step: impl FnMut() -> Result<Metrics>) -> Result<Step
     Ok((all, least))
 }
 
-fn sft(model: &CausalLm, amount: Amount, count: usize) -> Result<Steps> {
-    let vocab = model.config().vocab_size;
+/// Steps of SFT on the same texts.
+pub(crate) fn sft(model: &CausalLm, amount: Amount, count: usize) -> Result<Steps> {
     let sft = Sft::new(SftConfig::default());
-    let groups = || -> Vec<Group> {
-        let text = |id| {
-            let tokens = text(id, amount.tokens, vocab);
-            let mask = vec![true; tokens.len()];
-            Group::single(id.to_string(), Sample::new(tokens, mask))
-        };
-        (0..amount.texts).map(text).collect()
-    };
     let mut learner = learner(model.clone())?;
-    timed(count, || learner.step(&sft, groups()))
+    timed(count, || learner.step(&sft, texts(amount, model)))
 }
 
 fn dpo(model: &CausalLm, amount: Amount, count: usize) -> Result<Steps> {
@@ -195,7 +207,7 @@ pub(crate) fn check(model: &CausalLm, place: &Place, amount: Amount) -> Result<b
                 let missing = || Error::Invalid(format!("a step of {name} has no {metric}"));
                 let got = got.get(metric).ok_or_else(missing)?;
                 let expected = expected.get(metric).ok_or_else(missing)?;
-                ok &= (got - expected).abs() <= BOUND * expected.abs().max(1.0);
+                ok &= is_close(got, expected);
                 line.insert(format!("{metric}/{}", step + 1), json!([got, expected]));
             }
         }

@@ -68,6 +68,11 @@ impl RunConfig {
         always.into_iter().chain(given).map(|(key, path)| (key, path.as_path()))
     }
 
+    /// The CUDA device of the rank that is number `local` on its machine, where ranks have one each.
+    pub(crate) fn cuda_of_rank(&self, local: usize) -> Option<usize> {
+        (self.model.device == "cuda").then_some(local)
+    }
+
     /// Whether the policy is its reference at the start: the model itself, or the model without its adapter,
     /// where that is fresh.
     pub(crate) fn starts_at_reference(&self) -> bool {

@@ -86,7 +86,7 @@ impl Session {
             .map_err(|error| newest::blamed(&dir, error))?;
         let from = state.as_ref().map(|state| checkpoints.path(state.step));
 
-        let device = wire::device(&run.config.model.device)?;
+        let device = wire::device(&ranks.device(&run.config.model.device))?;
         let loading = Count::start("reading the weights", 0);
         let reading = Reading::of_run(&run, ranks.mesh());
         let policy = wire::policy(&run, &model, from.as_deref(), reading, &device)
