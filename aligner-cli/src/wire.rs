@@ -56,7 +56,7 @@ impl Reading {
     ) -> aligner_core::Result<CausalLm> {
         match self {
             Self::Whole => CausalLm::load(checkpoint, device),
-            Self::ByRank => CausalLm::open(checkpoint.clone(), device),
+            Self::ByRank => CausalLm::open(checkpoint, device),
         }
     }
 }

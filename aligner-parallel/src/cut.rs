@@ -123,7 +123,7 @@ pub(crate) fn own_ranges(
             shape[1] = own.len();
             (shape, (0..rows).map(|row| row * columns + own.start..row * columns + own.end).collect())
         }
-        Split::Whole | Split::Stream | Split::Inside => (shape, vec![0..rows * columns]),
+        Split::Whole | Split::Stream | Split::Inside => (shape, std::iter::once(0..rows * columns).collect()),
     }
 }
 

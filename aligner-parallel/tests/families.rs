@@ -140,7 +140,7 @@ fn pipeline_stages_compute_what_one_rank_does() {
 /// A rank's parameters of a model that it cuts as it reads it, with the bytes that it read.
 fn read_own(name: &str, comms: &MeshComms, cut: Cut) -> Result<(ParamSet, u64)> {
     let checkpoint = Arc::new(Checkpoint::open(&directory(name))?);
-    let unread = CausalLm::open(checkpoint.clone(), &Device::flex())?;
+    let unread = CausalLm::open(&checkpoint, &Device::flex())?;
     let message = unread.forward(&batch(), Needs::NOTHING).unwrap_err().to_string();
     assert!(message.contains("has not been read"), "{message}");
     let policy = ParallelLm::new(&unread, comms, cut)?;

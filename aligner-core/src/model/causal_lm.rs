@@ -135,9 +135,9 @@ impl CausalLm {
     ///
     /// # Errors
     /// As [`CausalLm::load`], as far as names and shapes go.
-    pub fn open(checkpoint: Arc<Checkpoint>, device: &Device) -> Result<Self> {
+    pub fn open(checkpoint: &Arc<Checkpoint>, device: &Device) -> Result<Self> {
         let mut params = ParamSet::default();
-        for spec in Self::parameters_in(&checkpoint)? {
+        for spec in Self::parameters_in(checkpoint)? {
             let (name, shape) = (spec.name.clone(), spec.shape.clone());
             params.insert_unread(name, &shape, Unread::parameter(checkpoint.clone(), spec), device)?;
         }

@@ -36,22 +36,27 @@ pub fn open_tensors(path: &Path) -> Result<BTreeMap<String, UnreadTensor>> {
     let file = Arc::new(SafetensorsFile::open(path)?);
     let tensor = |name: &str| {
         let shape = file.shape(name).unwrap_or_default().to_vec();
-        let pieces = vec![0..shape.iter().product()];
+        let pieces = all(shape.iter().product());
         (name.to_owned(), (shape, Unread { source: Source::Tensor(file.clone(), name.into()), pieces }))
     };
     Ok(file.names().map(tensor).collect())
+}
+
+/// All of so many elements.
+fn all(elements: usize) -> Vec<Range<usize>> {
+    std::iter::once(0..elements).collect()
 }
 
 impl Unread {
     /// All of a model's parameter.
     pub fn parameter(checkpoint: Arc<Checkpoint>, spec: ParamSpec) -> Self {
         let elements = spec.shape.iter().product();
-        Self { source: Source::Parameter(checkpoint, Arc::new(spec)), pieces: vec![0..elements] }
+        Self { source: Source::Parameter(checkpoint, Arc::new(spec)), pieces: all(elements) }
     }
 
     /// Elements that are in memory.
     pub fn held(values: Vec<f32>) -> Self {
-        let pieces = vec![0..values.len()];
+        let pieces = all(values.len());
         Self { source: Source::Held(Arc::new(values)), pieces }
     }
 

@@ -11,7 +11,7 @@ use crate::idle::Idle;
 use crate::transport::Met;
 
 /// How long communicators may take to end in order, and work that is given up to let go of memory.
-const ENDING: Duration = Duration::from_secs(10);
+const ENDING: Duration = Duration::from_secs(2);
 
 /// How long a rank whose NCCL fails waits to hear of another one that failed before.
 const HEARSAY: Duration = Duration::from_secs(1);
