@@ -212,6 +212,12 @@ impl<P: Clone> Board<P> {
         }
     }
 
+    /// Whether a rank has left.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.left[rank].is_some()
+    }
+
     /// Begins to wait for a letter of the rank at place `from`.
     pub(crate) fn await_letter(&mut self, group: &Group, call: &Call, from: usize) -> Met<Ticket> {
         self.check()?;

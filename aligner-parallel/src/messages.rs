@@ -321,6 +321,13 @@ impl<N: Network> Transport for Messenger<N> {
     }
 
     #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn has_left(&self, rank: usize) -> bool {
+        let mut local = self.local();
+        local.take_in(&self.recorder);
+        local.board.has_left(rank)
+    }
+
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
     fn fail(&self, failure: Arc<Failure>) -> Arc<Failure> {
         let mut local = self.local();
         let first = local.board.fail(failure);

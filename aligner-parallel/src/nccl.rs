@@ -80,7 +80,9 @@ impl<T: Transport> NcclComm<T> {
     }
 
     fn with(control: Ranks<T>, memory: Box<dyn Memory>) -> Self {
-        Self::of(control, Rank::new(memory))
+        let transport = control.transport.clone();
+        let is_over = Box::new(move || transport.attend().is_err());
+        Self::of(control, Rank::new(memory, is_over))
     }
 
     fn of(control: Ranks<T>, rank: Arc<Rank>) -> Self {

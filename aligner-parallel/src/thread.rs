@@ -173,6 +173,11 @@ impl Transport for Seat {
     }
 
     #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn has_left(&self, rank: usize) -> bool {
+        self.board().has_left(rank)
+    }
+
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
     fn fail(&self, failure: Arc<crate::failure::Failure>) -> Arc<crate::failure::Failure> {
         let mut board = self.board();
         let first = board.fail(failure);

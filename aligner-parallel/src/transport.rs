@@ -78,6 +78,10 @@ pub trait Transport: Send + Sync + 'static {
     #[cfg(any(feature = "nccl", feature = "nccl-host"))]
     fn attend_to(&self, group: &Group, call: &Call) -> Met<()>;
 
+    /// Whether this rank of the run has left, and will receive nothing more.
+    #[cfg(any(feature = "nccl", feature = "nccl-host"))]
+    fn has_left(&self, rank: usize) -> bool;
+
     /// Makes this failure everyone's, unless there has been one; returns the first.
     #[cfg(any(feature = "nccl", feature = "nccl-host"))]
     fn fail(&self, failure: Arc<Failure>) -> Arc<Failure>;

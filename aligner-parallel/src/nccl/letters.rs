@@ -59,7 +59,9 @@ impl Letters {
         let (own, other) = (group.rank(), group.ranks[place]);
         let work = move || {
             let attend = || transport.attend_to(&group, &call);
-            let watch = Watch { attend: &attend, is_late: &|| closing.is_over() };
+            // Who has left receives nothing any more.
+            let watch =
+                Watch { attend: &attend, is_late: &|| closing.is_over() || transport.has_left(other) };
             if let Err(Trouble::Device(text)) = send_all(id, &queue, &rank, watch) {
                 let cause = format!("the device of rank {own} cannot send to rank {other}: {text}");
                 transport.fail(Failure::new(vec![own], cause));

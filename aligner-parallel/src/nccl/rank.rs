@@ -48,13 +48,15 @@ pub(super) struct Watch<'a> {
 /// One rank's device, and all communicators of NCCL's that it has.
 pub(super) struct Rank {
     pub(super) memory: Box<dyn Memory>,
+    /// Whether the run has failed.
+    is_over: Box<dyn Fn() -> bool + Send + Sync>,
     lines: Mutex<Vec<Arc<Line>>>,
     has_failed: AtomicBool,
 }
 
 impl Rank {
-    pub(super) fn new(memory: Box<dyn Memory>) -> Arc<Self> {
-        Arc::new(Self { memory, lines: Mutex::default(), has_failed: AtomicBool::new(false) })
+    pub(super) fn new(memory: Box<dyn Memory>, is_over: Box<dyn Fn() -> bool + Send + Sync>) -> Arc<Self> {
+        Arc::new(Self { memory, is_over, lines: Mutex::default(), has_failed: AtomicBool::new(false) })
     }
 
     /// Forms a communicator of `size` ranks, as the one at `place`.
@@ -159,7 +161,10 @@ impl Drop for Rank {
         let ending = lines.iter().filter(|line| in_order && line.comm.finalize().is_ok());
         let (ending, since) = (ending.collect::<Vec<_>>(), Instant::now());
         for line in ending {
-            if ends(since, || line.comm.is_ready()) {
+            // Others end in order only while the run has not failed.
+            let is_ready =
+                || if (self.is_over)() { Err("the run has failed".into()) } else { line.comm.is_ready() };
+            if ends(since, is_ready) {
                 line.comm.close();
             }
         }

@@ -134,6 +134,18 @@ fn what_was_sent_arrives_though_the_sender_has_nothing_more_to_do() {
 }
 
 #[test]
+fn a_sender_does_not_wait_for_who_has_left() {
+    let start = Instant::now();
+    all_right(run(
+        2,
+        |comm| {
+            if comm.rank() == 0 { comm.send(tensor(&[1.0, 2.0]), 1, PHASE) } else { Ok(()) }
+        },
+    ));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_letter_of_another_size_is_named_and_not_received() {
     let results = run(2, |comm| {
         if comm.rank() == 0 {
