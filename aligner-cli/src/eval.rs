@@ -110,11 +110,12 @@ fn on(
 }
 
 fn reference(run: &Run, base: &LoadedModel, device: &Device) -> anyhow::Result<Reference> {
-    let frozen = match &run.config.reference.path {
+    let mut frozen = match &run.config.reference.path {
         Some(path) => wire::reference_model(path, base, Reading::Whole, device)?,
         None if run.config.model.lora.is_some() => wire::base_model(run, &base.checkpoint, device)?,
         None => base.policy(device)?,
     };
+    frozen.set_bf16_products(run.config.is_in_bf16());
     Ok(Reference::live(Box::new(frozen), run.config.learner.micro_batch_tokens))
 }
 

@@ -37,16 +37,15 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> anyhow::Result<
     let Command::Train(train) = &arguments.command;
     ensure!(arguments.ranks > 0, Usage("--ranks: expected at least 1, got 0".into()));
     // What is wrong with the file is said once.
-    train.check(arguments.ranks, registry)?;
+    let checked = train.check(arguments.ranks, registry)?;
     if arguments.processes && arguments.ranks > 1 {
         return processes::run(arguments.ranks, train);
     }
     let interrupt = Interrupt::listen()?;
-    let cuda = train.is_on_cuda(registry)?;
     let ended = ThreadComm::run(arguments.ranks, |comm| {
         progress::hush(!comm.is_main());
         let local = comm.rank();
-        let all = with_device(comm, cuda.then_some(local))?;
+        let all = with_device(comm, checked.config.cuda_of_rank(local))?;
         Ok(train.run_rank(all, local, &interrupt, registry))
     });
     let ended =

@@ -71,16 +71,12 @@ enum Ending {
 }
 
 impl Arguments {
-    /// Looks for mistakes in the run file, and whether it is for so many ranks.
-    pub(crate) fn check(&self, ranks: usize, registry: &Registry) -> anyhow::Result<()> {
+    /// The run, if its file is without mistakes and for so many ranks.
+    pub(crate) fn check(&self, ranks: usize, registry: &Registry) -> anyhow::Result<Run> {
         let run = self.file.load(registry)?;
         let mesh = run.config.mesh.clone().unwrap_or_default();
-        mesh.mesh(ranks).map(|_| ()).map_err(|error| run.blame(error))
-    }
-
-    /// Whether ranks have a CUDA device each.
-    pub(crate) fn is_on_cuda(&self, registry: &Registry) -> anyhow::Result<bool> {
-        Ok(self.file.load(registry)?.config.cuda_of_rank(0).is_some())
+        mesh.mesh(ranks).map_err(|error| run.blame(error))?;
+        Ok(run)
     }
 
     /// One of several ranks, number `local` on its machine, from the start to the end of the run.

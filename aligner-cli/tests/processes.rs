@@ -44,8 +44,11 @@ fn processes_learn_what_threads_learn() {
     assert_same(&scene, "threads", "processes");
 }
 
-/// Starts a rank as a launcher of processes does.
-fn rank(scene: &Scene, rank: usize, port: &str) -> Child {
+/// Files may be of any size.
+const UNLIMITED: &str = "unlimited";
+
+/// Starts one of two ranks as a launcher of processes does, where files may grow to so many blocks.
+fn rank(scene: &Scene, rank: usize, port: &str, blocks: &str, arguments: &[&str]) -> Child {
     let number = rank.to_string();
     let variables = [
         ("MASTER_ADDR", "localhost"),
@@ -54,7 +57,7 @@ fn rank(scene: &Scene, rank: usize, port: &str) -> Child {
         ("WORLD_SIZE", "2"),
         ("LOCAL_RANK", &number),
     ];
-    scene.start_with(&variables, &["train", "run.toml", "--set", "mesh.tp=2", "--set", "run.dir=ranks"])
+    scene.start_with_disk(blocks, &variables, &[&["train", "run.toml"], arguments].concat())
 }
 
 /// A port that was free just now.
@@ -81,7 +84,8 @@ fn ranks_that_another_launcher_starts_meet() {
         ])
         .succeeds();
     let port = port();
-    let ranks: Vec<Child> = (0..2).map(|number| rank(&scene, number, &port)).collect();
+    let arguments = ["--set", "mesh.tp=2", "--set", "run.dir=ranks"];
+    let ranks: Vec<Child> = (0..2).map(|number| rank(&scene, number, &port, UNLIMITED, &arguments)).collect();
     let ended: Vec<Call> = ranks.into_iter().map(Call::end_of).collect();
     ended[0].succeeds();
     assert_eq!(ended[1].succeeds(), "", "rank 0 speaks");
@@ -172,19 +176,8 @@ fn a_full_disk_is_told_by_the_rank_that_writes() {
 /// Two ranks of a run that draws samples, the second of which may write files of so many blocks.
 fn two_that_draw(scene: &Scene, blocks: &str, run: &str, flags: &[&str]) -> Vec<Call> {
     let (port, run) = (port(), format!("run.dir={run}"));
-    let start = |number: usize| {
-        let number = number.to_string();
-        let variables = [
-            ("MASTER_ADDR", "localhost"),
-            ("MASTER_PORT", &port),
-            ("RANK", &number),
-            ("WORLD_SIZE", "2"),
-            ("LOCAL_RANK", &number),
-        ];
-        let arguments = [&["train", "run.toml", "--set", "mesh.dp=2", "--set", &run], flags].concat();
-        let blocks = if number == "1" { blocks } else { "unlimited" };
-        scene.start_with_disk(blocks, &variables, &arguments)
-    };
+    let arguments = [&["--set", "mesh.dp=2", "--set", &run], flags].concat();
+    let start = |number| rank(scene, number, &port, [UNLIMITED, blocks][number], &arguments);
     let ranks: Vec<Child> = (0..2).map(start).collect();
     ranks.into_iter().map(Call::end_of).collect()
 }
@@ -193,7 +186,7 @@ fn two_that_draw(scene: &Scene, blocks: &str, run: &str, flags: &[&str]) -> Vec<
 fn a_full_disk_of_a_rank_that_logs_scores_is_named_and_nothing_is_lost() {
     let scene = Scene::new();
     scene.ppo();
-    for ended in two_that_draw(&scene, "unlimited", "whole", &[]) {
+    for ended in two_that_draw(&scene, UNLIMITED, "whole", &[]) {
         ended.succeeds();
     }
     let began = Instant::now();
@@ -201,7 +194,7 @@ fn a_full_disk_of_a_rank_that_logs_scores_is_named_and_nothing_is_lost() {
     ended[1].fails(1, &["rank 1 of 2", "scores.1.jsonl"]);
     ended[0].fails(1, &["rank 1"]);
     assert!(began.elapsed() < Duration::from_mins(1), "the other waited");
-    for ended in two_that_draw(&scene, "unlimited", "run", &["--resume"]) {
+    for ended in two_that_draw(&scene, UNLIMITED, "run", &["--resume"]) {
         ended.succeeds();
     }
     let weights = |run: &str| scene.bytes(&format!("{run}/model/model.safetensors"));

@@ -7,7 +7,7 @@ use aligner_core::weights::{AdapterCheckpoint, WEIGHT_FILES};
 use aligner_core::{Error, Needs};
 use aligner_data::{DatasetConfig, Tokenizer};
 
-use super::{Node, Precision, Problems, Reading, RunConfig, blame};
+use super::{Node, Problems, Reading, RunConfig, blame};
 use crate::registry::{Built, BuiltReward};
 
 /// Records every value that cannot work; opens no model and touches no device.
@@ -146,12 +146,12 @@ fn model(config: &RunConfig, found: &mut Found) {
         );
         add(found, "model.path", message);
     }
-    if config.model.precision == Precision::Bf16 && config.model.device == "cpu" {
+    if config.is_in_bf16() && config.model.device == "cpu" {
         let message = "products in `bf16` are slower than those in `f32` on the device `cpu`";
         add(found, "model.precision", message);
     }
     let uncorrected = config.rollout.as_ref().is_some_and(|rollout| rollout.importance.is_none());
-    if config.model.precision == Precision::Bf16 && uncorrected {
+    if config.is_in_bf16() && uncorrected {
         let message = "the engine draws with other products than `bf16` training's; correct for it with \
                        [rollout.importance]";
         add(found, "model.precision", message);

@@ -68,6 +68,11 @@ impl RunConfig {
         always.into_iter().chain(given).map(|(key, path)| (key, path.as_path()))
     }
 
+    /// Whether training multiplies matrices in bf16.
+    pub(crate) fn is_in_bf16(&self) -> bool {
+        self.model.precision == Precision::Bf16
+    }
+
     /// The CUDA device of the rank that is number `local` on its machine, where ranks have one each.
     pub(crate) fn cuda_of_rank(&self, local: usize) -> Option<usize> {
         (self.model.device == "cuda").then_some(local)

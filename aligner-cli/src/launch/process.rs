@@ -47,7 +47,7 @@ fn run(all: &Arc<dyn Communicator>, local: usize, train: &train::Arguments, regi
     let listen = || Interrupt::listen().map_err(anyhow::Error::from);
     let ended = train
         .check(size, registry)
-        .and_then(|()| listen())
+        .and_then(|_| listen())
         .and_then(|interrupt| train.run_rank(all.clone(), local, &interrupt, registry));
     progress::hush(false);
     ended.unwrap_or_else(|error| {

@@ -13,7 +13,6 @@ use aligner_data::{Loader, LoaderState, now_secs};
 use super::rollouts::{self, Rollouts};
 use super::warnings::Told;
 use super::{Ending, Outcome, length, newest, summary};
-use crate::config::Precision;
 use crate::interrupt::Interrupt;
 use crate::progress::{Count, say};
 use crate::ranks::Ranks;
@@ -120,7 +119,9 @@ impl Session {
             rollouts = Some(Rollouts { online, held_out: prompts, critic, told });
         }
         let updates = run.config.rollout.as_ref().filter(|_| run.online).map_or(total, |r| r.updates(total));
-        let mut learner = ranks.learner(policy, run.config.learner.clone(), updates)?;
+        // Ranks that read their own parts do so here.
+        let learner = ranks.learner(policy, run.config.learner.clone(), updates);
+        let mut learner = learner.map_err(|error| newest::blamed(&dir, error))?;
         let mut loader = Loader::new(data.train.clone(), run.config.run.seed, run.config.data.shuffle)?;
         if let (Some(state), Some(from)) = (&state, &from) {
             let loaded = learner.load_state(&rundir::Checkpoints::learner(from));
@@ -379,7 +380,7 @@ fn frozen(
         // The same handles: they are copied when the policy first moves.
         None => policy.clone(),
     };
-    frozen.set_bf16_products(run.config.model.precision == Precision::Bf16);
+    frozen.set_bf16_products(run.config.is_in_bf16());
     if let Some(rollout) = &run.config.rollout {
         frozen.set_temperature(rollout.temperature)?;
     }

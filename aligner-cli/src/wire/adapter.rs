@@ -12,7 +12,7 @@ use aligner_data::Tokenizer;
 
 use super::adapter_flag::GivenAdapters;
 use super::{LoadedModel, Reading};
-use crate::config::{LoraSection, Precision, not_a_model};
+use crate::config::{LoraSection, not_a_model};
 use crate::progress::say;
 use crate::{Run, Usage};
 
@@ -142,7 +142,7 @@ pub(crate) fn trained_policy(
         _ => {}
     }
     policy.set_gradient_checkpointing(run.config.learner.gradient_checkpointing);
-    policy.set_bf16_products(run.config.model.precision == Precision::Bf16);
+    policy.set_bf16_products(run.config.is_in_bf16());
     match (file, addition, section) {
         (Some(file), _, None) => policy = policy.with_adapter_from(file)?,
         (_, Addition::File(_) | Addition::OfRun, Some(section)) => {

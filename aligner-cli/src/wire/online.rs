@@ -16,7 +16,7 @@ use aligner_infer::{CacheSize, EngineConfig};
 use super::adapter::{blamed, with_lora};
 use super::{LoadedModel, engine};
 use crate::Run;
-use crate::config::{CriticConfig, LoraSection, Precision};
+use crate::config::{CriticConfig, LoraSection};
 use crate::progress::Phase;
 use crate::ranks::Ranks;
 use crate::registry::RewardContext;
@@ -170,7 +170,7 @@ fn critic(
         return Err(run.blame(Error::setting("critic.path", message)));
     }
     policy.set_gradient_checkpointing(learner.gradient_checkpointing);
-    policy.set_bf16_products(run.config.model.precision == Precision::Bf16);
+    policy.set_bf16_products(run.config.is_in_bf16());
     let config = policy.config().clone();
     let mut learner = ranks.learner(policy, learner, updates)?;
     if let Some(saved) = from {

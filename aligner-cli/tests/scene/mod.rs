@@ -158,11 +158,7 @@ impl Scene {
 
     /// Runs the program where no file may grow past `blocks` of 512 bytes, as on a full disk.
     pub(crate) fn aligner_with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Call {
-        let mut command = Command::new("sh");
-        // Without the signal, the write call itself fails, as it does where the disk is full.
-        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-        command.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_aligner")).args(arguments);
-        Call::of(command.current_dir(self.dir.path()).output().expect("sh starts"))
+        Call::end_of(self.start_with_disk(&blocks.to_string(), &[], arguments))
     }
 
     /// Starts the program with variables of the environment set, and keeps what it says.
@@ -181,6 +177,7 @@ impl Scene {
         arguments: &[&str],
     ) -> Child {
         let mut command = Command::new("sh");
+        // Without the signal, the write call itself fails, as it does where the disk is full.
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
         command.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_aligner")).args(arguments);
         command.envs(variables.iter().copied()).current_dir(self.dir.path());

@@ -482,7 +482,10 @@ impl CausalLm {
     /// A head's matrix as a product takes it.
     pub(super) fn head_matrix(&self, id: ParamId) -> Tensor<2> {
         let matrix = self.params.matrix(id);
-        self.products.map_or_else(|| matrix.clone(), |dtype| matrix.clone().cast(dtype))
+        match self.products {
+            Some(dtype) => matrix.cast(dtype),
+            None => matrix,
+        }
     }
 
     /// Hidden states whose logits are divided by the temperature: they are linear in it, but for those that

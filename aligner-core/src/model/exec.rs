@@ -12,9 +12,9 @@ use super::lora::Lora;
 use crate::ops::host::HostTensor;
 use crate::ops::rows::{F32, Weight};
 use crate::ops::{
-    Activation, AdaptedRows, AttentionShape, Dropout, ExpertWeights, LowRank, Routes, activate, combine,
-    dispatch, embedding, experts, gated, layer_norm, linear, lora_linear, rms_norm, rms_norm_plus_one,
-    rotary, routing_weights,
+    Activation, AdaptedRows, AttentionShape, Dropout, ExpertWeights, LowRank, Routes, WeightOperand,
+    activate, combine, dispatch, embedding, experts, gated, layer_norm, linear, lora_linear, rms_norm,
+    rms_norm_plus_one, rotary, routing_weights,
 };
 use crate::shard::Shard;
 use crate::{Error, Param, ParamId, ParamSet, Result, constant};
@@ -164,12 +164,17 @@ impl<'a> Tensors<'a> {
         self.balance.as_ref()
     }
 
+    /// A weight in the type that it is multiplied in.
+    fn operand<const D: usize>(&self, weight: WeightOperand<D>) -> WeightOperand<D> {
+        match self.layout.products {
+            Some(dtype) => weight.cast(dtype),
+            None => weight,
+        }
+    }
+
     fn expert(&self, [gate, up, down]: [Linear; 3]) -> ExpertWeights {
-        let weight = |linear: Linear| match self.layout.products {
-            Some(dtype) => self.params.flat_weight(linear.weight).cast(dtype),
-            None => self.params.flat_weight(linear.weight),
-        };
-        let [gate, up, down] = [gate, up, down].map(weight);
+        let [gate, up, down] =
+            [gate, up, down].map(|linear| self.operand(self.params.flat_weight(linear.weight)));
         ExpertWeights { gate, up, down }
     }
 
@@ -184,11 +189,7 @@ impl<'a> Tensors<'a> {
         residual: Option<Tensor<2>>,
         bias: Option<Tensor<1>>,
     ) -> Result<Tensor<2>> {
-        let (x, weight) = (x.clone(), self.params.weight(layer.weight));
-        let weight = match self.layout.products {
-            Some(dtype) => weight.cast(dtype),
-            None => weight,
-        };
+        let (x, weight) = (x.clone(), self.operand(self.params.weight(layer.weight)));
         let Some(lora) = layer.lora else { return linear(x, weight, bias, residual) };
         let dropout = self.dropout.as_ref().map(|dropout| dropout.for_module(lora.module));
         let (a, b) = (self.params.matrix(lora.a), self.params.matrix(lora.b));

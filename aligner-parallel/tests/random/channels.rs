@@ -10,7 +10,7 @@ use aligner_parallel::{MessageComm, Network};
 
 use crate::fault::Fault;
 use crate::program::{End, Program};
-use crate::{LONG, SHORT, SLOW, SUDDEN, assert_named, assert_right, for_all};
+use crate::{LONG, SHORT, assert_right, check_faults, for_all};
 
 /// Words from which a message is on its way until its receiver takes it, as in MPI.
 const LARGE: usize = 64;
@@ -96,16 +96,7 @@ fn random_programs_end_with_the_right_values() {
 
 #[test]
 fn random_faults_are_named_on_every_rank() {
-    for_all(0..100, 2, |program, seed| {
-        if let Some(fault) = Fault::draw(program, seed, &SUDDEN) {
-            assert_named(program, &play(program, LONG, Some(&fault)), &fault, seed);
-        }
-    });
-    for_all(100..130, 30, |program, seed| {
-        if let Some(fault) = Fault::draw(program, seed, &SLOW) {
-            assert_named(program, &play(program, SHORT, Some(&fault)), &fault, seed);
-        }
-    });
+    check_faults(play);
 }
 
 #[test]

@@ -46,6 +46,17 @@ fn for_all(seeds: Range<u64>, threads: usize, check: impl Fn(&Program, u64) + Sy
     });
 }
 
+/// Faults of one rank, and then those that are seen at a deadline, in programs that ranks `play` over a transport.
+fn check_faults(play: impl Fn(&Program, Duration, Option<&Fault>) -> Vec<Result<End>> + Sync) {
+    let check = |program: &Program, seed, kinds: &[Kind], deadline| {
+        if let Some(fault) = Fault::draw(program, seed, kinds) {
+            assert_named(program, &play(program, deadline, Some(&fault)), &fault, seed);
+        }
+    };
+    for_all(0..100, 2, |program, seed| check(program, seed, &SUDDEN, LONG));
+    for_all(100..130, 30, |program, seed| check(program, seed, &SLOW, SHORT));
+}
+
 /// Every rank has done everything, with the right values.
 fn assert_right(program: &Program, ends: &[Result<End>], seed: u64) {
     for (rank, end) in ends.iter().enumerate() {

@@ -8,7 +8,7 @@ use aligner_parallel::{Rendezvous, TcpComm};
 
 use crate::fault::Fault;
 use crate::program::{End, Program};
-use crate::{LONG, SHORT, SLOW, SUDDEN, assert_named, assert_right, for_all};
+use crate::{LONG, assert_right, check_faults, for_all};
 
 /// Runs ranks as threads that meet on this machine.
 pub(crate) fn run<R: Send>(size: usize, work: impl Fn(TcpComm) -> R + Sync) -> Vec<Result<R>> {
@@ -40,14 +40,5 @@ fn random_programs_over_sockets_end_with_the_right_values() {
 
 #[test]
 fn random_faults_over_sockets_are_named_on_every_rank() {
-    for_all(0..100, 2, |program, seed| {
-        if let Some(fault) = Fault::draw(program, seed, &SUDDEN) {
-            assert_named(program, &play(program, LONG, Some(&fault)), &fault, seed);
-        }
-    });
-    for_all(100..130, 30, |program, seed| {
-        if let Some(fault) = Fault::draw(program, seed, &SLOW) {
-            assert_named(program, &play(program, SHORT, Some(&fault)), &fault, seed);
-        }
-    });
+    check_faults(play);
 }
