@@ -15,6 +15,10 @@ use crate::ops::targets::{gather, scatter};
 use crate::per_target::{Answer, Question};
 use crate::reference::Reference;
 
+/// Models of fewer parameters are updated beside each other: they have too little to do in an operation for all cores.
+/// A larger one's step gains nothing from that, and takes the memory of both (docs/benchmarks.md).
+const SMALL: usize = 1 << 24;
+
 /// Everything beside the learner that a step is learned with.
 pub(super) struct Teacher {
     pub(super) config: RolloutConfig,
@@ -152,7 +156,9 @@ impl Teacher {
                 }
                 match &mut self.critic {
                     // Ranks call their collectives in one order.
-                    Some(critic) if warm && learner.is_alone() => {
+                    Some(critic)
+                        if warm && learner.is_alone() && is_small(learner) && is_small(critic.learner()) =>
+                    {
                         let [of_critic, own] = update_both(critic, algorithm, learner, chunk)?;
                         metrics.merge(&of_critic);
                         metrics.merge(&own);
@@ -189,8 +195,11 @@ impl Teacher {
     }
 }
 
-/// An update of the critic beside one of the policy: neither reads what the other moves, and where one has too little to
-/// do for all cores, the other has more.
+fn is_small(learner: &Learner) -> bool {
+    learner.policy().params().elements(false) < SMALL
+}
+
+/// An update of the critic beside one of the policy: neither reads what the other moves.
 fn update_both(
     critic: &mut Critic,
     algorithm: &dyn Algorithm,
