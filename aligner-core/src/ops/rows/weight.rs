@@ -483,6 +483,22 @@ mod tests {
     use crate::ops::testing::values;
 
     #[test]
+    fn packed_products_are_those_of_the_unpacked_values_in_several_runs_too() {
+        let (rows, inputs, outputs) = (12, 1600, 12);
+        let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
+        let run = |weight: Weight<'_>| {
+            let mut out = vec![0.0; rows * outputs];
+            products(&x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
+            out
+        };
+        for kind in [PackedKind::Bf16, PackedKind::Int8, PackedKind::Int4, PackedKind::Nf4] {
+            let packed = PackedWeight::pack(&w, [outputs, inputs], kind);
+            let values = packed.unpacked();
+            assert_eq!(run(packed.view()), run(Weight::F32(F32::new(&values, outputs, inputs))), "{kind:?}");
+        }
+    }
+
+    #[test]
     fn packed_products_are_as_close_as_their_format() {
         let (rows, inputs, outputs) = (3, 128, 50);
         let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
