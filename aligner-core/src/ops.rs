@@ -16,6 +16,7 @@ mod external;
 mod gate;
 mod gemm;
 pub mod host;
+mod index;
 pub(crate) mod kernel;
 mod layer_norm;
 mod linear;
@@ -31,14 +32,17 @@ pub(crate) mod simd;
 pub(crate) mod testing;
 mod tie;
 
-pub use attention::{Attended, AttentionPart, AttentionShape, Keys, Plan, Run, attention, trees};
+pub use attention::{
+    Attended, AttentionPart, AttentionShape, Keys, Plan, Run, attention, planned_attention, trees,
+};
 pub use dispatch::{combine, dispatch};
 pub use dora::AdaptedRows;
 pub use dropout::Dropout;
 pub use embedding::embedding;
 pub use experts::{ExpertWeights, experts};
-pub use external::{Backward, Pullback, external};
+pub use external::{Pullback, external};
 pub use gate::{Activation, activate, gated};
+pub use index::index;
 pub use layer_norm::layer_norm;
 pub use linear::{Residual, WeightOperand, linear};
 pub use linear_cross_entropy::{

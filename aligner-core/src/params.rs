@@ -153,6 +153,11 @@ impl ParamSet {
         self.insert(name, shape, Tensor::from_data(TensorData::new(data, [len]), device))
     }
 
+    /// Where the parameters lie: that of the first, outside of any graph; the CPU device where there are none.
+    pub fn device(&self) -> Device {
+        self.params.first().map_or_else(Device::flex, |param| param.value.device().inner())
+    }
+
     /// The id of `name`.
     pub fn id(&self, name: &str) -> Option<ParamId> {
         self.index.get(name).copied().map(ParamId)

@@ -4,15 +4,20 @@
 //! packed batches. Each segment is cut into two chunks a rank, the i-th and the i-th from the end for the
 //! same rank: under a causal mask all then have about the same work (Megatron-LM's zig-zag). The order of
 //! ranks rotates from segment to segment, so that short segments do not all fall to one.
+//!
+//! On an accelerator, where attention is a composition of Burn operations, keys and values of all rows come to every
+//! rank at once (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2), and their gradients add up over the ranks.
 
 mod partition;
 
 use std::sync::Arc;
 
-use aligner_core::ops::host::{HostTensor, to_vec};
-use aligner_core::ops::{Attended, AttentionPart, AttentionShape, Backward, external};
-use aligner_core::{Communicator, Device, Error, Phase, Reduce, Result, Segment, Tensor};
+use aligner_core::ops::host::{HostTensor, on_host, to_vec};
+use aligner_core::ops::{Attended, AttentionPart, AttentionShape, external, planned_attention};
+use aligner_core::{Communicator, Device, Error, Phase, Result, Segment, Tensor};
+use burn::tensor::TensorData;
 
+use crate::differentiable::{Readers, place_rows};
 use partition::Partition;
 
 const FORWARD: Phase = Phase::new("keys and values round the ring");
@@ -57,39 +62,50 @@ impl Ring {
                 return Err(Error::shape(what, format!("{expected:?}"), &tensor.dims()));
             }
         }
+        if !qkv.iter().all(on_host) {
+            return self.gathered(qkv, &partition, shape);
+        }
         let round = Round { comm: self.comm.clone(), partition, shape };
         let host = qkv.each_ref().map(HostTensor::without_graph);
         let [q, k, v] = host.each_ref().map(HostTensor::as_slice);
         let Attended { out, log_sums } = round.forward(q, [k, v].concat())?;
-        let shape = qkv[0].dims();
-        let pullback = move |pass: Backward<'_>| {
-            let lens = pass.inputs.iter().map(|input| input.len());
-            round.backward(&pass, &log_sums).unwrap_or_else(|_| lens.map(|len| vec![0.0; len]).collect())
+        let out = flat(out);
+        let output = HostTensor::new(&out);
+        let pullback = move |grad: Tensor<1>| {
+            let (inputs, grad) = (host.each_ref().map(HostTensor::as_slice), HostTensor::new(&grad));
+            let grads = round.backward(inputs, (output.as_slice(), &log_sums), grad.as_slice())?;
+            Ok(grads.into_iter().map(flat).collect())
         };
-        external(qkv.to_vec(), out, shape, Box::new(pullback))
+        external(qkv, &out, qkv[0].dims(), Box::new(pullback))
+    }
+
+    /// The same with the keys and values of all rows on every rank.
+    fn gathered(
+        &self,
+        [q, k, v]: &[Tensor<2>; 3],
+        partition: &Partition,
+        shape: AttentionShape,
+    ) -> Result<Tensor<2>> {
+        let rank = self.comm.rank();
+        let plan = partition.plan_of_all(rank);
+        // Both at once.
+        let (rows, own) = (partition.rows(rank), Tensor::cat(vec![k.clone(), v.clone()], 1));
+        let all = place_rows(own, &rows, plan.keys, Readers::Own, &self.comm, [FORWARD, BACKWARD])?;
+        let columns = k.dims()[1];
+        let (k, v) = (all.clone().narrow(1, 0, columns), all.narrow(1, columns, columns));
+        planned_attention(q.clone(), k, v, plan, shape)
     }
 
     /// Values of this rank's entries as those of all, `[total, columns]`.
     pub(crate) fn collect(&self, values: Tensor<2>, entries: &[u32], total: usize) -> Result<Tensor<2>> {
-        let columns = values.dims()[1];
-        let own = HostTensor::without_graph(&values);
-        let mut all = vec![0.0; total * columns];
-        for (row, &entry) in own.as_slice().chunks_exact(columns).zip(entries) {
-            all[entry as usize * columns..][..columns].copy_from_slice(row);
-        }
-        // Every entry is one rank's; to the others it is 0.
-        let all = Tensor::from_floats(all.as_slice(), &Device::flex());
-        let all = to_vec(&self.comm.all_reduce(all, Reduce::Sum, COLLECT)?);
-        let entries = entries.to_vec();
-        let pullback = move |pass: Backward<'_>| {
-            let mut grad = vec![0.0; pass.inputs[0].len()];
-            for (row, &entry) in grad.chunks_exact_mut(columns).zip(&entries) {
-                row.copy_from_slice(&pass.grad[entry as usize * columns..][..columns]);
-            }
-            vec![grad]
-        };
-        external(vec![values], all, [total, columns], Box::new(pullback))
+        place_rows(values, entries, total, Readers::Alike, &self.comm, [COLLECT; 2])
     }
+}
+
+/// The elements as a tensor of the CPU device.
+fn flat(elements: Vec<f32>) -> Tensor<1> {
+    let shape = [elements.len()];
+    Tensor::from_data(TensorData::new(elements, shape), &Device::flex())
 }
 
 /// One attention's way round the ranks.
@@ -124,7 +140,7 @@ impl Round {
     }
 
     fn send(&self, values: &[f32], phase: Phase) -> Result<()> {
-        self.comm.send(Tensor::from_floats(values, &Device::flex()), self.next(), phase)
+        self.comm.send(flat(values.to_vec()), self.next(), phase)
     }
 
     fn receive(&self, elements: usize, phase: Phase) -> Result<Vec<f32>> {
@@ -153,9 +169,13 @@ impl Round {
     }
 
     /// The gradients of q, k and v. Those of keys and values go round with them, and one step further home.
-    fn backward(&self, pass: &Backward<'_>, log_sums: &[f32]) -> Result<Vec<Vec<f32>>> {
-        let q = pass.inputs[0];
-        let mut kv = [pass.inputs[1], pass.inputs[2]].concat();
+    fn backward(
+        &self,
+        [q, k, v]: [&[f32]; 3],
+        (output, log_sums): (&[f32], &[f32]),
+        grad: &[f32],
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut kv = [k, v].concat();
         let mut of_kv = vec![0.0; kv.len()];
         let mut of_q = vec![0.0; q.len()];
         for step in 0..self.comm.size() {
@@ -165,7 +185,7 @@ impl Round {
             }
             let owner = self.owner(step);
             let (k, v) = kv.split_at(self.elements(owner));
-            let part = self.part(owner).backward([q, k, v], pass.output, log_sums, pass.grad);
+            let part = self.part(owner).backward([q, k, v], output, log_sums, grad);
             let [part_q, part_k, part_v] = part;
             add(&mut of_q, &part_q);
             let (of_k, of_v) = of_kv.split_at_mut(self.elements(owner));
@@ -206,6 +226,67 @@ fn merge(all: &mut Attended, part: &Attended, AttentionShape { heads, head_dim, 
             let at = (query * heads + head) * head_dim;
             for (old, new) in all.out[at..at + head_dim].iter_mut().zip(&part.out[at..at + head_dim]) {
                 *old = (*old * old_weight + new * new_weight) / total;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ThreadComm;
+
+    fn wave(len: usize, seed: usize) -> Vec<f32> {
+        (0..len).map(|at| ((at * 37 + seed * 11) % 101) as f32 / 50.0 - 1.0).collect()
+    }
+
+    /// Output and gradients of an attention, weighted so that none cancels.
+    fn outcome(
+        inputs: &[Tensor<2>; 3],
+        attend: impl Fn(&[Tensor<2>; 3]) -> Result<Tensor<2>>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let leaves = inputs.each_ref().map(|x| Tensor::from_inner(x.clone()).require_grad());
+        let out = attend(&leaves)?;
+        let weights =
+            Tensor::<1>::from_floats(wave(out.dims().iter().product(), 9).as_slice(), &out.device());
+        let grads = (out.clone() * weights.reshape(out.dims())).sum().backward();
+        let of_leaves =
+            leaves.iter().map(|leaf| leaf.grad(&grads).map_or_else(Vec::new, |grad| to_vec(&grad)));
+        Ok(std::iter::once(to_vec(&out)).chain(of_leaves).collect())
+    }
+
+    #[test]
+    fn with_all_keys_at_once_attention_is_that_of_the_ring() {
+        let segment = |start, len, position, parent| Segment { start, len, position, parent };
+        let segments: Arc<[Segment]> = [
+            segment(0, 9, 0, None),
+            segment(9, 5, 9, Some(0)),
+            segment(14, 1, 9, Some(0)),
+            segment(15, 12, 0, None),
+        ]
+        .into();
+        for (softcap, window) in [(None, None), (Some(1.5), Some(4))] {
+            let shape = AttentionShape { softcap, window, ..AttentionShape::new(4, 2, 6, 0.4) };
+            let results = ThreadComm::run(3, |comm| {
+                let ring = Ring::new(Arc::new(comm));
+                let rows = ring.rows(&segments)?;
+                let partition = Partition::new(&segments, 3)?;
+                let own = |columns: usize, seed: usize| {
+                    let all = wave(27 * columns, seed);
+                    let own = rows.iter().flat_map(|&row| &all[row as usize * columns..][..columns]);
+                    flat(own.copied().collect()).reshape([rows.len(), columns])
+                };
+                let inputs = [own(24, 1), own(12, 2), own(12, 3)];
+                let round = outcome(&inputs, |qkv| ring.attend(qkv, &segments, shape))?;
+                Ok((round, outcome(&inputs, |qkv| ring.gathered(qkv, &partition, shape))?))
+            });
+            for result in results {
+                let (round, at_once) = result.unwrap();
+                for (expected, got) in round.iter().zip(&at_once) {
+                    assert_eq!(expected.len(), got.len());
+                    let gaps = expected.iter().zip(got).map(|(a, b)| (a - b).abs());
+                    assert!(!got.is_empty() && gaps.fold(0.0, f32::max) < 1e-5);
+                }
             }
         }
     }

@@ -5,9 +5,12 @@
 
 use std::sync::Arc;
 
-use aligner_core::ops::external;
-use aligner_core::ops::host::{to_vec, without_graph};
-use aligner_core::{Communicator, Device, Phase, Reduce, Result, Tensor};
+use aligner_core::ops::host::without_graph;
+use aligner_core::ops::{external, index};
+use aligner_core::{Communicator, Phase, Reduce, Result, Tensor};
+use burn::tensor::IndexingUpdateOp;
+
+use crate::flat::elements;
 
 type Comm = Arc<dyn Communicator>;
 
@@ -49,7 +52,8 @@ pub(crate) fn gather_rows_to_all(x: Tensor<2>, rows: usize, comm: &Comm) -> Resu
         move |grad| {
             let own = share(rows, &back);
             let all = resize(grad, own * back.size() * columns);
-            Ok(all.narrow(0, back.rank() * own * columns, own * columns))
+            let start = back.rank() * own * columns;
+            Ok(elements(&all, start..start + own * columns))
         },
     )
 }
@@ -66,6 +70,52 @@ pub(crate) fn scatter_rows(x: Tensor<2>, comm: &Comm) -> Result<Tensor<2>> {
     )
 }
 
+/// Who reads rows that come from all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// The same on all ranks: each keeps its own rows' gradient.
+    Alike,
+    /// Each rank's own: gradients add up.
+    Own,
+}
+
+/// Every rank's rows in their places, `[own, columns]` to `[total, columns]`: the i-th row goes to `places[i]`, where no
+/// other rank has one. Rows past `places` are dropped.
+pub(crate) fn place_rows(
+    x: Tensor<2>,
+    places: &[u32],
+    total: usize,
+    readers: Readers,
+    comm: &Comm,
+    [there, back]: [Phase; 2],
+) -> Result<Tensor<2>> {
+    let [own, columns] = x.dims();
+    let (places, ranks): (Arc<[u32]>, _) = (places.into(), comm.clone());
+    let of_places = places.clone();
+    let forward = |x: Tensor<1>| {
+        let device = x.device();
+        let mut all = Tensor::<2>::zeros([total, columns], &device);
+        if !places.is_empty() {
+            let rows = x.reshape([own, columns]).narrow(0, 0, places.len());
+            all = all.select_assign(0, index(&places, &device), rows, IndexingUpdateOp::Add);
+        }
+        comm.all_reduce(all.reshape([total * columns]), Reduce::Sum, there)
+    };
+    let backward = move |grad: Tensor<1>| {
+        let device = grad.device();
+        let grad = match readers {
+            Readers::Alike => grad,
+            Readers::Own => ranks.all_reduce(grad, Reduce::Sum, back)?,
+        };
+        if of_places.is_empty() {
+            return Ok(Tensor::zeros([own * columns], &device));
+        }
+        let rows = grad.reshape([total, columns]).select(0, index(&of_places, &device));
+        Ok(resize(rows.reshape([of_places.len() * columns]), own * columns))
+    };
+    apply(x, forward, backward)
+}
+
 /// A rank's rows of `rows`, the last ones' padding among them.
 fn share(rows: usize, comm: &Comm) -> usize {
     rows.div_ceil(comm.size())
@@ -76,7 +126,7 @@ fn resize(values: Tensor<1>, len: usize) -> Tensor<1> {
     let [own] = values.dims();
     match own.cmp(&len) {
         std::cmp::Ordering::Equal => values,
-        std::cmp::Ordering::Greater => values.narrow(0, 0, len),
+        std::cmp::Ordering::Greater => elements(&values, 0..len),
         std::cmp::Ordering::Less => {
             let zeros = Tensor::zeros([len - own], &values.device());
             Tensor::cat(vec![values, zeros], 0)
@@ -88,17 +138,13 @@ fn resize(values: Tensor<1>, len: usize) -> Tensor<1> {
 ///
 /// Where a rank is missing in the backward pass the gradient is zero; the step's next collective fails
 /// with the cause, since one failure is everyone's.
-fn apply(
+pub(crate) fn apply(
     x: Tensor<2>,
     forward: impl FnOnce(Tensor<1>) -> Result<Tensor<1>>,
     backward: impl Fn(Tensor<1>) -> Result<Tensor<1>> + Send + Sync + 'static,
 ) -> Result<Tensor<2>> {
     let columns = x.dims()[1];
-    let out = to_vec(&forward(without_graph(&x))?);
-    let shape = [out.len() / columns.max(1), columns];
-    let pullback = move |pass: aligner_core::ops::Backward<'_>| {
-        let grad = Tensor::from_floats(pass.grad, &Device::flex());
-        vec![backward(grad).map_or_else(|_| vec![0.0; pass.inputs[0].len()], |grad| to_vec(&grad))]
-    };
-    external(vec![x], out, shape, Box::new(pullback))
+    let out = forward(without_graph(&x))?;
+    let shape = [out.dims()[0] / columns.max(1), columns];
+    external(&[x], &out, shape, Box::new(move |grad| Ok(vec![backward(grad)?])))
 }

@@ -4,12 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::ops::host::{to_vec, with_slice, without_graph};
-use aligner_core::ops::{Backward, external};
+use aligner_core::ops::host::to_vec;
+use aligner_core::ops::index;
 use aligner_core::shard::Dispatched;
 use aligner_core::{Communicator, Device, Phase, Reduce, Result, Tensor};
 
 use crate::cut::share;
+use crate::differentiable::apply;
+use crate::flat::elements;
 
 const COUNTS: Phase = Phase::new("how many rows each expert gets");
 const THERE: Phase = Phase::new("rows to their experts");
@@ -66,16 +68,11 @@ impl ExpertRanks {
         let by_rank: Vec<Vec<usize>> = all.chunks_exact(counts.len()).map(of_rank).collect();
         let hidden = rows.dims()[1];
         let exchange = Exchange { comm: self.comm.clone(), counts: counts.to_vec(), by_rank, hidden };
-        let there = exchange.there(&without_graph(&rows))?;
-        let shape = [there.len() / hidden.max(1), hidden];
         let back = exchange.clone();
-        let pullback = move |pass: Backward<'_>| {
-            let grad = Tensor::from_floats(pass.grad, &Device::flex());
-            vec![back.back(&grad).unwrap_or_else(|_| vec![0.0; pass.inputs[0].len()])]
-        };
+        let there = apply(rows, |rows| exchange.there(&rows), move |grad| back.back(&grad))?;
         let by_expert = |expert: usize| exchange.by_rank.iter().map(|of_rank| of_rank[expert]).sum();
         Ok(Dispatched {
-            rows: external(vec![rows], there, shape, Box::new(pullback))?,
+            rows: there,
             counts: (0..own.len()).map(by_expert).collect(),
             by_rank: exchange.by_rank,
         })
@@ -91,85 +88,74 @@ impl ExpertRanks {
         let hidden = rows.dims()[1];
         let by_rank = dispatched.by_rank.clone();
         let exchange = Exchange { comm: self.comm.clone(), counts: counts.to_vec(), by_rank, hidden };
-        let back = exchange.back(&without_graph(&rows))?;
-        let shape = [back.len() / hidden.max(1), hidden];
-        let pullback = move |pass: Backward<'_>| {
-            let grad = Tensor::from_floats(pass.grad, &Device::flex());
-            vec![exchange.there(&grad).unwrap_or_else(|_| vec![0.0; pass.inputs[0].len()])]
-        };
-        external(vec![rows], back, shape, Box::new(pullback))
+        let there = exchange.clone();
+        apply(rows, |rows| exchange.back(&rows), move |grad| there.there(&grad))
     }
 }
 
 impl Exchange {
-    /// Elements of this rank's rows for each rank, end to end.
+    /// This rank's rows for each rank, end to end.
     fn sent(&self) -> Vec<Range<usize>> {
         let ranks = self.comm.size();
-        let rows = |experts: Range<usize>| self.counts[experts].iter().sum::<usize>() * self.hidden;
-        let mut start = 0;
-        let of_rank = |rank| {
-            start += rows(share(self.counts.len(), rank, ranks));
-            start - rows(share(self.counts.len(), rank, ranks))..start
-        };
-        (0..ranks).map(of_rank).collect()
+        end_to_end((0..ranks).map(|rank| self.counts[share(self.counts.len(), rank, ranks)].iter().sum()))
     }
 
-    /// Elements of each rank's rows for this rank, end to end.
+    /// Each rank's rows for this rank, end to end.
     fn received(&self) -> Vec<Range<usize>> {
-        let mut start = 0;
-        let of_rank = |of_rank: &Vec<usize>| {
-            let elements = of_rank.iter().sum::<usize>() * self.hidden;
-            start += elements;
-            start - elements..start
-        };
-        self.by_rank.iter().map(of_rank).collect()
+        end_to_end(self.by_rank.iter().map(|of_rank| of_rank.iter().sum()))
     }
 
-    /// Where rows that came by rank go to be sorted by expert: pairs of ranges of elements.
-    fn order(&self) -> Vec<(Range<usize>, Range<usize>)> {
+    /// Sorted by expert, the rows that came by rank: where each of them was.
+    fn order(&self) -> Vec<u32> {
         let mut next: Vec<usize> = self.received().iter().map(|range| range.start).collect();
         let experts = self.by_rank.first().map_or(0, Vec::len);
-        let (mut pairs, mut to) = (Vec::new(), 0);
+        let mut order = Vec::new();
         for expert in 0..experts {
-            for (rank, of_rank) in self.by_rank.iter().enumerate() {
-                let elements = of_rank[expert] * self.hidden;
-                pairs.push((next[rank]..next[rank] + elements, to..to + elements));
-                next[rank] += elements;
-                to += elements;
+            for (next, of_rank) in next.iter_mut().zip(&self.by_rank) {
+                order.extend((*next..*next + of_rank[expert]).map(|row| row as u32));
+                *next += of_rank[expert];
             }
         }
-        pairs
+        order
     }
 
     /// Rows of this rank, sorted by expert, as the rows of all ranks for this rank's experts.
-    fn there(&self, rows: &Tensor<1>) -> Result<Vec<f32>> {
-        let came = self.exchange(rows, &self.sent(), THERE)?;
-        let mut sorted = vec![0.0; came.len()];
-        for (from, to) in self.order() {
-            sorted[to].copy_from_slice(&came[from]);
-        }
-        Ok(sorted)
+    fn there(&self, rows: &Tensor<1>) -> Result<Tensor<1>> {
+        Ok(self.select(self.exchange(rows, &self.sent(), THERE)?, &self.order()))
     }
 
     /// The inverse of [`Exchange::there`].
-    fn back(&self, rows: &Tensor<1>) -> Result<Vec<f32>> {
-        let by_rank = with_slice(rows, |sorted| {
-            let mut by_rank = vec![0.0; sorted.len()];
-            for (from, to) in self.order() {
-                by_rank[from].copy_from_slice(&sorted[to]);
-            }
-            by_rank
-        });
-        let by_rank = Tensor::from_floats(by_rank.as_slice(), &Device::flex());
-        self.exchange(&by_rank, &self.received(), BACK)
+    fn back(&self, rows: &Tensor<1>) -> Result<Tensor<1>> {
+        let order = self.order();
+        let mut places = vec![0; order.len()];
+        order.iter().zip(0..).for_each(|(&row, place)| places[row as usize] = place);
+        self.exchange(&self.select(rows.clone(), &places), &self.received(), BACK)
+    }
+
+    /// These of the rows.
+    fn select(&self, rows: Tensor<1>, chosen: &[u32]) -> Tensor<1> {
+        if chosen.is_empty() {
+            return rows;
+        }
+        let device = rows.device();
+        let rows = rows.reshape([chosen.len(), self.hidden]);
+        rows.select(0, index(chosen, &device)).reshape([chosen.len() * self.hidden])
     }
 
     /// Sends a part to each rank; what came, end to end in the order of ranks.
-    fn exchange(&self, rows: &Tensor<1>, parts: &[Range<usize>], phase: Phase) -> Result<Vec<f32>> {
-        let parts = with_slice(rows, |rows| {
-            parts.iter().map(|part| Tensor::from_floats(&rows[part.clone()], &Device::flex())).collect()
-        });
-        let came = self.comm.all_to_all(parts, phase)?;
-        Ok(came.iter().flat_map(to_vec).collect())
+    fn exchange(&self, rows: &Tensor<1>, parts: &[Range<usize>], phase: Phase) -> Result<Tensor<1>> {
+        let of_rank =
+            |of_rank: &Range<usize>| elements(rows, of_rank.start * self.hidden..of_rank.end * self.hidden);
+        Ok(Tensor::cat(self.comm.all_to_all(parts.iter().map(of_rank).collect(), phase)?, 0))
     }
+}
+
+/// Ranges of these lengths, one after the other.
+fn end_to_end(lengths: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let range = |length| {
+        start += length;
+        start - length..start
+    };
+    lengths.map(range).collect()
 }

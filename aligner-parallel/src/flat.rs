@@ -1,5 +1,7 @@
 //! Many small tensors in one collective.
 
+use std::ops::Range;
+
 use aligner_core::{Communicator, Error, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::zeros;
@@ -62,6 +64,15 @@ pub(crate) fn sum_of_parts(
 ) -> Result<Tensor<1>> {
     let sum = comm.all_to_all(parts, phase)?.into_iter().reduce(|sum, part| sum + part);
     sum.ok_or_else(|| Error::Invalid(format!("{}: a group without ranks", phase.name)))
+}
+
+/// Some of the elements, or none.
+pub(crate) fn elements(values: &Tensor<1>, range: Range<usize>) -> Tensor<1> {
+    if range.is_empty() {
+        // Burn narrows to no less than one.
+        return Tensor::zeros([0], &values.device());
+    }
+    values.clone().narrow(0, range.start, range.len())
 }
 
 /// Consecutive runs of `places` whose elements fit a bucket; what does not has one of its own.

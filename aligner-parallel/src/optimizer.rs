@@ -77,8 +77,7 @@ impl MeshAdamW {
             .collect();
         let whole = self.adamw.tensors(params).into_iter().map(|(name, _, tensor)| {
             let at = place[&name];
-            let values = how.assemble(&[at], vec![tensor])?.concat();
-            Ok((name, how.shape(at).to_vec(), Tensor::from_floats(values.as_slice(), &Device::flex())))
+            Ok((name, how.shape(at).to_vec(), Tensor::cat(how.assemble(&[at], vec![tensor])?, 0)))
         });
         whole.collect()
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use aligner_core::model::{Part, PartSource};
 use aligner_core::ops::host::with_slice;
 use aligner_core::weights::{Unread, UnreadTensor};
-use aligner_core::{Communicator, Device, Param, ParamSet, Phase, Reduce, Result, Tensor};
+use aligner_core::{Communicator, Param, ParamSet, Phase, Reduce, Result, Tensor};
 
 use crate::cut::share;
-use crate::flat::{present, sum_of_parts};
+use crate::flat::{elements, present, sum_of_parts};
 
 const GATHER: Phase = Phase::new("parameters of a layer");
 const SCATTER: Phase = Phase::new("gradients of a layer");
@@ -63,24 +63,21 @@ impl SharedOut {
     }
 
     /// The whole tensors, cut like the parameters at `places`, of which this rank has `own`.
-    pub(crate) fn assemble(&self, places: &[usize], own: Vec<Tensor<1>>) -> Result<Vec<Vec<f32>>> {
+    pub(crate) fn assemble(&self, places: &[usize], own: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
         if own.is_empty() {
             return Ok(Vec::new());
         }
         let parts = self.ranks.all_gather_uneven(Tensor::cat(own, 0), GATHER)?;
-        let mut whole: Vec<Vec<f32>> =
-            places.iter().map(|&at| Vec::with_capacity(self.elements(at))).collect();
-        for (rank, part) in parts.iter().enumerate() {
-            with_slice(part, |part| {
-                let mut start = 0;
-                for (whole, &at) in whole.iter_mut().zip(places) {
-                    let len = self.range(self.elements(at), rank).len();
-                    whole.extend_from_slice(&part[start..start + len]);
-                    start += len;
-                }
-            });
-        }
-        Ok(whole)
+        let mut starts = vec![0; parts.len()];
+        let whole = places.iter().map(|&at| {
+            let of_rank = |(rank, (values, start)): (usize, (&Tensor<1>, &mut usize))| {
+                let len = self.range(self.elements(at), rank).len();
+                *start += len;
+                elements(values, *start - len..*start)
+            };
+            Tensor::cat(parts.iter().zip(&mut starts).enumerate().map(of_rank).collect(), 0)
+        });
+        Ok(whole.collect())
     }
 
     /// This rank's elements of a tensor like the parameter at `at`, with their shape.
@@ -104,9 +101,7 @@ impl SharedOut {
         let mut set = ParamSet::default();
         for (at, param) in own.iter().enumerate() {
             match whole.next_if(|(place, _)| **place == at) {
-                Some((_, values)) => {
-                    set.insert_data(param.name.as_str(), self.shape(at), values, &param.value.device())?
-                }
+                Some((_, value)) => set.insert(param.name.as_str(), self.shape(at), value)?,
                 None => set.insert(param.name.as_str(), &param.shape, param.value.clone())?,
             };
             if let Some(added) = set.iter_mut().last() {
@@ -136,26 +131,26 @@ impl PartSource for Gathering<'_> {
         if places.is_empty() {
             return Ok(kept);
         }
+        let own: Vec<&Param> = self.own.iter().collect();
         let whole: Vec<Tensor<1>> = (places.iter())
             .map(|&at| {
-                gradients[at]
-                    .take()
-                    .unwrap_or_else(|| Tensor::zeros([self.how.elements(at)], &Device::flex()))
+                let zeros = || Tensor::zeros([self.how.elements(at)], &own[at].value.device());
+                gradients[at].take().unwrap_or_else(zeros)
             })
             .collect();
-        let part = |rank: usize| {
-            let slices = places.iter().zip(&whole).map(|(&at, whole)| {
-                let range = self.how.range(self.how.elements(at), rank);
-                whole.clone().narrow(0, range.start, range.len())
-            });
-            Tensor::cat(slices.collect(), 0)
+        let of_rank = |rank: usize| {
+            let slices = places.iter().zip(&whole);
+            let slice = |(&at, whole): (&usize, &Tensor<1>)| {
+                elements(whole, self.how.range(self.how.elements(at), rank))
+            };
+            Tensor::cat(slices.map(slice).collect(), 0)
         };
-        let parts = (0..ranks.size()).map(part).collect();
+        let parts = (0..ranks.size()).map(of_rank).collect();
         let sum = sum_of_parts(ranks.as_ref(), parts, SCATTER)?;
         let mut start = 0;
         for at in places {
             let len = self.how.range(self.how.elements(at), ranks.rank()).len();
-            kept[at] = Some(sum.clone().narrow(0, start, len));
+            kept[at] = Some(elements(&sum, start..start + len));
             start += len;
         }
         Ok(kept)

@@ -153,7 +153,7 @@ impl Reshard {
             match (target, held) {
                 (Target::Kept, Some(param)) => set.insert(name, shape, param.value.clone())?,
                 (Target::Kept, None) => return Err(Error::Invalid(format!("the parameters lack {name}"))),
-                (Target::Filling(values), _) => set.insert_data(name, shape, values, &Device::flex())?,
+                (Target::Filling(values), _) => set.insert_data(name, shape, values, &own.device())?,
             };
             let trainable = held.is_none_or(|param| param.trainable);
             if let Some(added) = set.iter_mut().last() {

@@ -87,10 +87,9 @@ impl Shard for Seams {
         // Other ranks' tokens look up a row that is then multiplied by 0.
         let rows: Vec<u32> = places.iter().map(|place| place.unwrap_or(0)).collect();
         let factors: Vec<f32> = places.iter().map(|place| f32::from(u8::from(place.is_some()))).collect();
-        let factors = Tensor::<1>::from_floats(factors.as_slice(), &Device::flex()).unsqueeze_dim::<2>(1);
         let embedded = embedding(table, &rows)?;
-        let factors = if embedded.is_autodiff() { Tensor::from_inner(factors) } else { factors };
-        self.sum(embedded * factors)
+        let factors = Tensor::<1>::from_floats(factors.as_slice(), &embedded.device());
+        self.sum(embedded * factors.unsqueeze_dim::<2>(1))
     }
 
     fn enter(&self, x: Tensor<2>, rows: usize) -> Result<Tensor<2>> {

@@ -34,7 +34,7 @@ const SCALE: f32 = 4.0;
 const BOUNDS: [f32; 2] = [1e-3, 0.1];
 
 /// Two answers to one prompt, and a text that is longer than the windows of the models that have one.
-fn batch() -> Result<Batch> {
+pub(crate) fn batch() -> Result<Batch> {
     let answers = [vec![17, 9, 100, 44], vec![5, 6]].map(|answer| Sample::response(&[8, 120, 7], &answer));
     let pair = Group { id: "pair".into(), samples: answers.into(), ..Group::default() };
     let long: Vec<u32> = (0..14).map(|at| 3 + at * 23 % 100).collect();
@@ -43,10 +43,31 @@ fn batch() -> Result<Batch> {
 }
 
 /// A loss in which no two targets count alike.
-fn loss(out: &Forward, batch: &Batch) -> Result<LossOutput> {
+pub(crate) fn loss(out: &Forward, batch: &Batch) -> Result<LossOutput> {
     let weights: Vec<f32> = (0..batch.targets.len()).map(|at| 0.5 + (at as f32 * 0.37).sin()).collect();
     let weights = Tensor::from_floats(weights.as_slice(), &out.logps()?.device());
     Ok(LossOutput::new((out.logps()?.clone() * weights).sum()))
+}
+
+/// A small model of a family.
+///
+/// # Errors
+/// An unknown family.
+pub(crate) fn fresh(family: &str) -> Result<CausalLm> {
+    let unknown = || Error::setting("family", format!("no model of a {family} is at hand"));
+    let (_, config) = CONFIGS.iter().find(|(name, _)| *name == family).ok_or_else(unknown)?;
+    let config =
+        serde_json::from_str(config).map_err(|error| Error::Invalid(format!("{family}: {error}")))?;
+    let config = ModelConfig::from_json(family.as_ref(), &config)?;
+    Ok(grown(CausalLm::init(config, 1, &Device::flex())?))
+}
+
+/// The same model with larger matrices.
+pub(crate) fn grown(mut model: CausalLm) -> CausalLm {
+    for param in model.params_mut().iter_mut().filter(|param| param.shape.len() > 1) {
+        param.value = param.value.clone() * SCALE;
+    }
+    model
 }
 
 /// The same model on another device.
@@ -74,7 +95,8 @@ fn worst(model: &CausalLm, got: &Gradients, expected: &Gradients) -> (f32, Strin
     worst
 }
 
-fn relative(got: &[f32], expected: &[f32]) -> f32 {
+/// The largest error over the largest magnitude that is expected.
+pub(crate) fn relative(got: &[f32], expected: &[f32]) -> f32 {
     let largest = expected.iter().fold(1e-6f32, |most, value| most.max(value.abs()));
     let gaps = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
     let gap = gaps.map(|gap| if gap.is_finite() { gap } else { f32::INFINITY }).fold(0.0, f32::max);
@@ -87,17 +109,11 @@ fn relative(got: &[f32], expected: &[f32]) -> f32 {
 /// A failure of the device.
 pub(crate) fn check(place: &Place) -> Result<bool> {
     let mut all = true;
-    for (name, config) in CONFIGS {
-        let config =
-            serde_json::from_str(config).map_err(|error| Error::Invalid(format!("{name}: {error}")))?;
-        let config = ModelConfig::from_json(name.as_ref(), &config)?;
-        if place.has_small_memory() && config.experts.is_some() {
+    for (name, _) in CONFIGS {
+        let host = fresh(name)?;
+        if place.has_small_memory() && host.config().experts.is_some() {
             println!("{}", json!({"check": "gradients", "family": name, "not_run": SMALL_MEMORY}));
             continue;
-        }
-        let mut host = CausalLm::init(config, 1, &Device::flex())?;
-        for param in host.params_mut().iter_mut().filter(|param| param.shape.len() > 1) {
-            param.value = param.value.clone() * SCALE;
         }
         let expected = host.accumulate(&[batch()?], Needs::NOTHING, &loss)?;
         let mut there = moved(&host, &place.device)?;

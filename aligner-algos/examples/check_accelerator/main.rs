@@ -1,10 +1,12 @@
-//! Checks an accelerator against the host, then times it: `check_accelerator cuda|cpu [size]`, with a size of `tiny`,
-//! `small`, `smollm2` or `1b`. Prints one line for each finding; fails where one is out of bounds.
+//! Checks an accelerator against the host, then times it: `check_accelerator cuda|cpu [size] [check …]`, with a size of
+//! `tiny`, `small`, `smollm2` or `1b`. Checks that are named run alone. Prints one line for each finding; fails where one
+//! is out of bounds.
 #![expect(clippy::print_stdout, reason = "the result")]
 
 mod engine;
 mod gradients;
 mod kernels;
+mod meshes;
 mod ranks;
 mod roofline;
 mod shapes;
@@ -17,6 +19,9 @@ use serde_json::json;
 use shapes::random_model;
 use training::{Amount, Place};
 
+/// The names of all checks.
+const CHECKS: [&str; 6] = ["kernels", "engine", "gradients", "training", "ranks", "meshes"];
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let name = arguments.first().map_or("cuda", String::as_str);
@@ -26,20 +31,28 @@ fn main() -> Result<()> {
         _ => return Err(Error::setting("device", format!("expected `cuda` or `cpu`, got `{name}`"))),
     };
     println!("{}", json!({"device": name, "memory_bytes": accelerator.memory_bytes()}));
-    let kernels = kernels::check(&accelerator)?;
-    let engine = engine::check(place.engine)?;
-    let gradients = gradients::check(&place)?;
+    let (named, sizes): (Vec<&str>, Vec<&str>) =
+        arguments.iter().skip(1).map(String::as_str).partition(|argument| CHECKS.contains(argument));
     let small = random_model("tiny", &Device::flex())?;
     // CubeCL's runtime for processors takes minutes for what a GPU does at once.
     let is_slow = place.engine == EngineDevice::CubeCpu;
     let amount = if is_slow { Amount { texts: 2, tokens: 8 } } else { Amount { texts: 4, tokens: 32 } };
-    let steps = training::check(&small, &place, amount)?;
-    let ranks = ranks::check(&small, &place, amount)? && ranks::check_nccl(&place)?;
-    if let Some(size) = arguments.get(1) {
+    let mut all = true;
+    for check in CHECKS.into_iter().filter(|check| named.is_empty() || named.contains(check)) {
+        all &= match check {
+            "kernels" => kernels::check(&accelerator)?,
+            "engine" => engine::check(place.engine)?,
+            "gradients" => gradients::check(&place)?,
+            "training" => training::check(&small, &place, amount)?,
+            "ranks" => ranks::check(&small, &place, amount)? && ranks::check_nccl(&place)?,
+            _ => meshes::check(&small, &place)?,
+        };
+    }
+    for size in sizes {
         time(size, &place)?;
     }
     let failed = || Error::Invalid("the accelerator and the host differ, see above".into());
-    (kernels && engine && gradients && steps && ranks).then_some(()).ok_or_else(failed)
+    all.then_some(()).ok_or_else(failed)
 }
 
 /// Times training and generation of a model of this size.

@@ -150,14 +150,10 @@ impl Default for RolloutConfig {
 }
 
 impl RolloutConfig {
-    /// The settings that are on and that ranks which draw together cannot share: they would take other numbers of
-    /// prompts.
+    /// The settings that are on and that ranks which draw together cannot share: one stops the others' draws, or draws
+    /// beside what is learned.
     pub fn alone(&self) -> Vec<&'static str> {
-        let all = [
-            ("dynamic_sampling", self.dynamic_sampling),
-            ("oversampling", self.oversampling > 0),
-            ("max_staleness", self.max_staleness > 0),
-        ];
+        let all = [("oversampling", self.oversampling > 0), ("max_staleness", self.max_staleness > 0)];
         all.into_iter().filter_map(|(key, is_on)| is_on.then_some(key)).collect()
     }
 

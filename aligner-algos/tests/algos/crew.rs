@@ -28,12 +28,15 @@ const STEPS: usize = 4;
 const PROMPTS: usize = 6;
 
 /// What a run was like.
+#[derive(Default)]
 struct Course {
     /// By step: the groups that all ranks learned from, in the order of their prompts.
     groups: Vec<Vec<Group>>,
     /// By step: the whole policy after it.
     params: Vec<ParamSet>,
     reward: Vec<f64>,
+    /// By step: the part of the groups that were learned from.
+    kept: Vec<f64>,
     idle: Option<f64>,
 }
 
@@ -55,13 +58,29 @@ fn worth(sample: &Sample) -> Score {
     Score::Sample(low as f32 / response.len().max(1) as f32)
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "a source of prompts may fail")]
-fn prompts(count: usize) -> Result<Vec<Prompt>> {
-    let prompt = |at: usize| {
-        let tokens = (0..=at as u32).map(|place| (7 * place + at as u32) % 24).collect();
+/// What one token decides, so that the samples of a group are often worth the same.
+fn last(sample: &Sample) -> Score {
+    Score::Sample(sample.tokens.last().map_or(0.0, |&token| f32::from(u8::from(token < 12))))
+}
+
+/// Twelve prompts, again and again.
+fn source() -> impl FnMut(usize) -> Result<Vec<Prompt>> + Send {
+    let mut all = (0..12).cycle().map(|at: u32| {
+        let tokens = (0..=at % 6).map(|place| (7 * place + at) % 24).collect();
         Prompt { id: format!("p{at}"), tokens, metadata: Value::Null }
-    };
-    Ok((0..count).map(prompt).collect())
+    });
+    move |count| Ok(all.by_ref().take(count).collect())
+}
+
+/// What is drawn how, and what it is worth.
+#[derive(Clone)]
+struct Draws {
+    config: RolloutConfig,
+    worth: fn(&Sample) -> Score,
+}
+
+fn draws() -> Draws {
+    Draws { config: config(), worth }
 }
 
 fn config() -> RolloutConfig {
@@ -74,7 +93,7 @@ fn config() -> RolloutConfig {
     }
 }
 
-fn parts(policy: &CausalLm, critic: Learner) -> OnlineParts {
+fn parts(policy: &CausalLm, critic: Learner, worth: fn(&Sample) -> Score) -> OnlineParts {
     // Room for two prompts at a time: who is done takes the next one.
     let engine =
         EngineConfig { cache: CacheSize::Tokens(1 << 13), max_running: 6, ..EngineConfig::default() };
@@ -98,7 +117,8 @@ fn learns() -> LearnerConfig {
 /// Four steps of PPO; `online` and `learner` are one rank's.
 fn course(mut online: Online, mut learner: Learner) -> Result<Course> {
     let ppo = Ppo::new(PpoConfig::default()).unwrap();
-    let mut course = Course { groups: Vec::new(), params: Vec::new(), reward: Vec::new(), idle: None };
+    let mut course = Course::default();
+    let mut prompts = source();
     for _ in 0..STEPS {
         let iteration = online.step(&ppo, &mut learner, PROMPTS, &mut prompts)?;
         let mut groups = online.of_all_ranks(iteration.groups)?;
@@ -106,24 +126,26 @@ fn course(mut online: Online, mut learner: Learner) -> Result<Course> {
         course.groups.push(groups);
         course.params.push(learner.policy().whole()?);
         course.reward.push(iteration.metrics.get("rewards/low/mean").unwrap());
+        course.kept.push(iteration.metrics.get("frac_groups_kept").unwrap());
         course.idle = iteration.metrics.get("sampling/idle");
     }
     Ok(course)
 }
 
-fn alone() -> Course {
+fn alone(draws: Draws) -> Course {
     let policy = model(None);
     let learner = |model: CausalLm| {
         Learner::new(Box::new(model), learns(), 1000, Arc::new(aligner_parallel::Solo)).unwrap()
     };
-    let parts = parts(&policy, learner(model(Some(1))));
-    course(Online::new(config(), parts, 7).unwrap(), learner(policy)).unwrap()
+    let parts = parts(&policy, learner(model(Some(1))), draws.worth);
+    course(Online::new(draws.config, parts, 7).unwrap(), learner(policy)).unwrap()
 }
 
 /// Of each rank, whose communicator `watch` may change.
 fn on_mesh(
     mesh: [usize; 5],
     split: Split,
+    draws: &Draws,
     watch: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator> + Sync,
 ) -> Vec<Result<Course>> {
     let mesh = Mesh::new(mesh).unwrap();
@@ -138,12 +160,12 @@ fn on_mesh(
             Learner::on_ranks(Box::new(policy), learns(), 1000, ranks, Box::new(optimizer))
         };
         let policy = model(None);
-        let mut parts = parts(&policy, learner(&model(Some(1)))?);
+        let mut parts = parts(&policy, learner(&model(Some(1)))?, draws.worth);
         // A rank's pace is its own.
         let pause = Duration::from_micros(300 * all.rank() as u64);
         parts.watch = Box::new(move |_, _, _| std::thread::sleep(pause));
         parts.crew = Some(Crew::new(all.clone(), comms.batches().clone(), split));
-        let course = course(Online::new(config(), parts, 7)?, learner(&policy)?)?;
+        let course = course(Online::new(draws.config.clone(), parts, 7)?, learner(&policy)?)?;
         all.barrier(Phase::new("test"))?;
         Ok(course)
     })
@@ -157,13 +179,35 @@ fn logps(params: &ParamSet, group: &Group) -> Vec<f32> {
     to_vec(model.forward(&batch, Needs::NOTHING).unwrap().logps().unwrap())
 }
 
+/// What groups hold that does not hang on who drew them.
+fn samples(groups: &[Group]) -> Vec<(&str, Vec<Drawn<'_>>)> {
+    groups.iter().map(|group| (group.id.as_str(), group.samples.iter().map(drawn).collect())).collect()
+}
+
+type Drawn<'a> = (&'a [u32], Option<f32>, &'a [u64]);
+
+fn drawn(sample: &Sample) -> Drawn<'_> {
+    (&sample.tokens, sample.reward, &sample.versions)
+}
+
+#[test]
+fn groups_of_equal_rewards_are_replaced_on_all_ranks_alike() {
+    let draws =
+        Draws { config: RolloutConfig { dynamic_sampling: true, max_rounds: 2, ..config() }, worth: last };
+    let one = alone(draws.clone());
+    assert!(one.kept[0] < 1.0 && !one.groups[0].is_empty(), "{:?}", one.kept);
+    for mesh in [[1, 1, 1, 2, 1], [1, 1, 1, 3, 1], [2, 1, 1, 2, 1]] {
+        for own in on_mesh(mesh, Split::Stealing, &draws, |comm| comm) {
+            let own = own.unwrap();
+            assert_eq!(samples(&own.groups[0]), samples(&one.groups[0]), "{mesh:?}");
+            assert!((own.kept[0] - one.kept[0]).abs() < 1e-9, "{mesh:?}: {:?} {:?}", own.kept, one.kept);
+        }
+    }
+}
+
 #[test]
 fn ranks_that_draw_together_draw_and_learn_as_one() {
-    let one = alone();
-    let samples = |groups: &[Group]| {
-        let sample = |sample: &Sample| (sample.tokens.clone(), sample.reward, sample.versions.clone());
-        groups.iter().map(|group| (group.id.clone(), group.samples.iter().map(sample).collect())).collect()
-    };
+    let one = alone(draws());
     let mut courses = Vec::new();
     for (mesh, split) in [
         ([1, 1, 1, 3, 1], Split::Stealing),
@@ -172,10 +216,14 @@ fn ranks_that_draw_together_draw_and_learn_as_one() {
         ([1, 1, 1, 2, 2], Split::Stealing),
         ([1, 2, 1, 1, 2], Split::Stealing),
     ] {
-        let ranks: Vec<Course> = on_mesh(mesh, split, |comm| comm).into_iter().map(Result::unwrap).collect();
+        let ranks: Vec<Course> =
+            on_mesh(mesh, split, &draws(), |comm| comm).into_iter().map(Result::unwrap).collect();
         for own in &ranks {
-            let first: Vec<(String, Vec<_>)> = samples(&one.groups[0]);
-            assert_eq!(samples(&own.groups[0]), first, "{mesh:?}: samples and rewards of the first step");
+            assert_eq!(
+                samples(&own.groups[0]),
+                samples(&one.groups[0]),
+                "{mesh:?}: samples and rewards of the first step"
+            );
             assert!((own.reward[0] - one.reward[0]).abs() < 1e-6, "{mesh:?}: {:?}", own.reward);
             assert!(own.idle.is_some_and(|idle| (0.0..1.0).contains(&idle)), "{mesh:?}: {:?}", own.idle);
             let mut farthest = 0.0_f32;
@@ -215,7 +263,7 @@ const ROLLOUT: [&str; 3] =
 /// A run of which one rank does what is planned, and the phases of that one.
 fn with_fault(mesh: [usize; 5], planned: Option<Planned>) -> (Vec<Result<Course>>, Vec<&'static str>) {
     let culprit = Mutex::new(None);
-    let results = on_mesh(mesh, Split::Stealing, |comm| {
+    let results = on_mesh(mesh, Split::Stealing, &draws(), |comm| {
         let is_culprit = comm.rank() == CULPRIT;
         let watched = Arc::new(Watched::new(comm, DEADLINE, planned.filter(|_| is_culprit)));
         if is_culprit {
@@ -266,7 +314,7 @@ fn a_rank_that_fails_while_samples_are_drawn_learned_from_and_handed_on_is_named
 fn what_ranks_cannot_share_is_refused_by_name() {
     let solo: Arc<dyn Communicator> = Arc::new(aligner_parallel::Solo);
     let learner = |model: CausalLm| Learner::new(Box::new(model), learns(), 10, solo.clone()).unwrap();
-    let mut parts = parts(&model(None), learner(model(Some(1))));
+    let mut parts = parts(&model(None), learner(model(Some(1))), worth);
     parts.crew = Some(Crew::new(solo.clone(), solo.clone(), Split::Static));
     let config = RolloutConfig { max_staleness: 1, ..config() };
     let message = Online::new(config, parts, 1).err().unwrap().to_string();

@@ -256,20 +256,12 @@ fn mesh(config: &RunConfig, found: &mut Found) {
         );
         add(found, "run.batch_size", message);
     }
-    if config.model.device != "cpu" {
-        let cuts = mesh.tp > 1 || mesh.cp > 1 || mesh.ep > 1 || mesh.pp > 1;
-        if cuts || mesh.shard_optimizer || mesh.shard_parameters {
-            let message = "ranks on accelerators share out batches alone (dp): other axes, and shared optimizers and \
-                           parameters, are for the device `cpu`";
-            add(found, "mesh", message);
-        }
-        if config.model.device != "cuda" {
-            add(found, "model.device", "each rank has a device of its own: say `cuda`, without a number");
-        }
+    if !["cpu", "cuda"].contains(&config.model.device.as_str()) {
+        add(found, "model.device", "each rank has a device of its own: say `cuda`, without a number");
     }
     let Some(rollout) = &config.rollout else { return };
     for key in rollout.alone() {
-        let message = "not with [mesh]: ranks would take other numbers of prompts";
+        let message = "not with [mesh]: ranks draw a step's samples to the end before they learn";
         add(found, &format!("rollout.{key}"), message);
     }
 }

@@ -116,6 +116,47 @@ pub fn reference(
     segments: &[Segment],
     shape: AttentionShape,
 ) -> Tensor<2> {
+    planned(q, k, v, Plan::new(segments), shape)
+}
+
+/// The composition of Burn operations on any device, one run of a plan at a time: q is
+/// `[plan.queries, heads * head_dim]`, k and v are `[plan.keys, kv_heads * head_dim]`.
+///
+/// # Errors
+/// [`Error::Shape`] for operands of other sizes, [`Error::Invalid`] for a plan whose runs are not all rows of q, or
+/// one of them without keys.
+pub fn planned_attention(
+    q: Tensor<2>,
+    k: Tensor<2>,
+    v: Tensor<2>,
+    plan: Plan,
+    shape: AttentionShape,
+) -> Result<Tensor<2>> {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+    for (name, x, rows, columns) in [
+        ("q", &q, plan.queries, heads * head_dim),
+        ("k", &k, plan.keys, kv_heads * head_dim),
+        ("v", &v, plan.keys, kv_heads * head_dim),
+    ] {
+        if x.dims() != [rows, columns] {
+            return Err(Error::shape(name, format!("[{rows}, {columns}]"), &x.dims()));
+        }
+    }
+    let runs = || plan.trees.iter().flatten().filter(|run| !run.queries.is_empty());
+    let rows: usize = runs().map(|run| run.queries.len()).sum();
+    if rows == 0 || rows != plan.queries {
+        let message = format!("the runs of an attention have {rows} rows of {}", plan.queries);
+        return Err(Error::Invalid(message));
+    }
+    if let Some(run) =
+        runs().find(|run| run.own.is_none() && run.seen.iter().all(|keys| keys.rows.is_empty()))
+    {
+        return Err(Error::Invalid(format!("the rows {:?} of an attention see no key", run.queries)));
+    }
+    Ok(planned(q, k, v, plan, shape))
+}
+
+fn planned(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, plan: Plan, shape: AttentionShape) -> Tensor<2> {
     let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
     let device = q.device();
     let split = |x: Tensor<2>, heads: usize| {
@@ -128,30 +169,31 @@ pub fn reference(
         wide.reshape([heads, tokens, head_dim])
     };
     let (q, k, v) = (split(q, heads), repeat(split(k, kv_heads)), repeat(split(v, kv_heads)));
+    let mut runs: Vec<Run> = plan.trees.into_iter().flatten().filter(|run| !run.queries.is_empty()).collect();
+    runs.sort_by_key(|run| run.queries.start);
     let mut outs = Vec::new();
-    for (index, segment) in segments.iter().enumerate().filter(|(_, s)| s.len > 0) {
-        let chain = ancestors(segments, index);
-        let ranges = chain.iter().map(|&at| segments[at]).chain([*segment]).filter(|s| s.len > 0);
-        let ranges: Vec<_> = ranges.map(|s| (s.start, s.len, s.position)).collect();
+    for Run { queries, position, seen, own } in runs {
+        let own = own.map(|own| Keys { rows: own..own + queries.len(), position });
+        let keys: Vec<Keys> = seen.into_iter().chain(own).filter(|keys| !keys.rows.is_empty()).collect();
         let gather = |x: &Tensor<3>| {
-            Tensor::cat(ranges.iter().map(|&(start, len, _)| x.clone().narrow(1, start, len)).collect(), 1)
+            let part = |keys: &Keys| x.clone().narrow(1, keys.rows.start, keys.rows.len());
+            Tensor::cat(keys.iter().map(part).collect(), 1)
         };
         let (k, v) = (gather(&k), gather(&v));
-        let keys = k.dims()[1];
         let of_keys: Vec<usize> =
-            ranges.iter().flat_map(|&(_, len, position)| position..position + len).collect();
+            keys.iter().flat_map(|keys| keys.position..keys.position + keys.rows.len()).collect();
         let mask = |i: usize| {
-            let (query, key) = (segment.position + i / keys, of_keys[i % keys]);
+            let (query, key) = (position + i / of_keys.len(), of_keys[i % of_keys.len()]);
             if (shape.first_seen(query)..=query).contains(&key) { 0.0 } else { f32::NEG_INFINITY }
         };
-        let mask: Vec<f32> = (0..segment.len * keys).map(mask).collect();
-        let mask = Tensor::<3>::from_data(TensorData::new(mask, [1, segment.len, keys]), &device);
-        let q = q.clone().narrow(1, segment.start, segment.len);
+        let mask: Vec<f32> = (0..queries.len() * of_keys.len()).map(mask).collect();
+        let mask = TensorData::new(mask, [1, queries.len(), of_keys.len()]);
+        let q = q.clone().narrow(1, queries.start, queries.len());
         let mut scores = q.matmul(k.swap_dims(1, 2)).cast(DType::F32) * scale;
         if let Some(cap) = shape.softcap {
             scores = (scores / cap).tanh() * cap;
         }
-        let scores = scores + mask;
+        let scores = scores + Tensor::<3>::from_data(mask, &device);
         outs.push(product(activation::softmax(scores, 2), v));
     }
     let out = Tensor::cat(outs, 1); // [heads, tokens, head_dim]

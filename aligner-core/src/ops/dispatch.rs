@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::Routes;
+use super::index::index;
 use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, Shared, on_host, run, unfilled};
 use super::simd::{add, dot, vectorized};
 use crate::{Error, Result};
@@ -73,11 +74,6 @@ pub fn reference(
         Some(residual) => sum + residual,
         None => sum,
     }
-}
-
-fn index(rows: &[u32], device: &Device) -> Tensor<1, Int> {
-    let rows: Vec<i64> = rows.iter().map(|&row| i64::from(row)).collect();
-    Tensor::from_data(TensorData::from(rows.as_slice()), device)
 }
 
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! Token embedding: rows of a table, with a dense gradient.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 
+use super::index::index;
 use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run, unfilled};
 use super::simd::add;
 use crate::{Error, Result};
@@ -26,8 +27,7 @@ pub fn embedding(weight: Tensor<2>, ids: &[u32]) -> Result<Tensor<2>> {
 
 /// The composition of Burn operations.
 pub fn reference(weight: Tensor<2>, ids: &[u32]) -> Tensor<2> {
-    let ids: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
-    let ids = Tensor::<1, Int>::from_data(TensorData::from(ids.as_slice()), &weight.device());
+    let ids = index(ids, &weight.device());
     weight.select(0, ids)
 }
 

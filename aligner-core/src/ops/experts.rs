@@ -78,7 +78,7 @@ pub fn reference(
     weights: &[ExpertWeights],
     activation: Activation,
 ) -> Tensor<2> {
-    let [slots, hidden] = x.dims();
+    let [_, hidden] = x.dims();
     let mut outs = Vec::new();
     let mut first = 0;
     for (&count, own) in counts.iter().zip(weights) {
@@ -95,7 +95,8 @@ pub fn reference(
         let [gate, up] = [gate, up].map(|weight| product(rows.clone(), weight.transpose()));
         outs.push(product(gate::reference(gate, Some(up), activation), down.transpose()));
     }
-    if outs.is_empty() { Tensor::zeros([slots, hidden], &x.device()) } else { Tensor::cat(outs, 0) }
+    // Without a row it is as it came: in the graph, so that other ranks' gradients find their way back too.
+    if outs.is_empty() { x.clone() } else { Tensor::cat(outs, 0) }
 }
 
 #[cfg(test)]
@@ -115,6 +116,18 @@ mod tests {
 
     fn tensor(weight: &WeightOperand<1>) -> Tensor<1> {
         weight.clone().values([weight.elements()], &Device::flex())
+    }
+
+    #[test]
+    fn experts_without_a_row_stay_in_the_graph() {
+        let (x, weights) = (leaf([0, 4], 1), weights(2, 4, 3));
+        for out in [
+            experts(x.clone(), &[0, 0], &weights, Activation::Silu).unwrap(),
+            reference(&x, &[0, 0], &weights, Activation::Silu),
+        ] {
+            assert_eq!(out.dims(), [0, 4]);
+            assert!(x.grad(&out.sum().backward()).is_some());
+        }
     }
 
     fn compare(counts: &[usize], hidden: usize, width: usize) {

@@ -1,107 +1,221 @@
 //! An operation that was carried out elsewhere, over several ranks for one: its result joins the graph
-//! with the gradient that its maker gives it.
+//! with the gradient that its maker gives it, on whatever device it lies.
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::Arc;
 
+#[cfg(any(feature = "cuda", feature = "cube-cpu"))]
+use burn::backend::Cube;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
+    Flex, TensorMetadata, backend_extension,
+};
 use burn::tensor::Tensor;
 
-use super::kernel::{Grad, INPUTS, Kernel, NO_GRADS, on_host, run};
+use super::host::without_graph;
 use crate::{Error, Result};
 
-/// What a backward pass has to work with; all in row-major order.
-#[derive(Debug, Clone, Copy)]
-pub struct Backward<'a> {
-    /// The elements of each input.
-    pub inputs: &'a [&'a [f32]],
-    /// The operation's result.
-    pub output: &'a [f32],
-    /// The gradient with respect to the result.
-    pub grad: &'a [f32],
-}
+/// Most tensors that such an operation takes.
+const INPUTS: usize = 3;
 
-/// Gives the gradient with respect to each input, as many elements as it has.
+/// Gives the gradient with respect to each input, as many elements as it has, from that with respect to the
+/// result; all `[elements]` in row-major order and on the result's device.
 ///
-/// It cannot fail: one that needs other ranks and does not reach them returns zeros, and the next
-/// collective of the step reports why.
-pub type Pullback = Box<dyn Fn(Backward<'_>) -> Vec<Vec<f32>> + Send + Sync>;
+/// Where it fails since another rank is missing ([`Error::Collective`]), the gradients are zero: the next collective
+/// of the step reports why. Where it fails otherwise, they are NaN, which no step takes, and the log says why.
+pub type Pullback = Box<dyn Fn(Tensor<1>) -> Result<Vec<Tensor<1>>> + Send + Sync>;
 
-/// `output`, of `shape`, as a differentiable function of `inputs`.
+/// `output` `[elements]`, in `shape`, as a differentiable function of `inputs`, which lie on the same device.
 ///
 /// # Errors
-/// [`Error::Shape`] where `output` is not of `shape`; [`Error::Invalid`] for no or too many inputs, and
-/// on a device other than the CPU.
+/// [`Error::Shape`] where `output` does not fill `shape`; [`Error::Invalid`] for no or too many inputs, and for
+/// one on another device.
 pub fn external<const D: usize>(
-    inputs: Vec<Tensor<2>>,
-    output: Vec<f32>,
+    inputs: &[Tensor<2>],
+    output: &Tensor<1>,
     shape: [usize; D],
     pullback: Pullback,
 ) -> Result<Tensor<D>> {
-    if output.len() != shape.iter().product::<usize>() {
-        return Err(Error::shape("an operation's result", format!("{shape:?}"), &[output.len()]));
+    let elements = output.dims()[0];
+    if elements != shape.iter().product::<usize>() {
+        return Err(Error::shape("an operation's result", format!("{shape:?}"), &[elements]));
     }
     if inputs.is_empty() || inputs.len() > INPUTS {
         let count = inputs.len();
         return Err(Error::Invalid(format!("an operation takes 1 to {INPUTS} inputs, got {count}")));
     }
-    if !inputs.iter().all(on_host) {
-        return Err(Error::Invalid("an operation over several ranks runs on the CPU device alone".into()));
+    let output = without_graph(output);
+    let device = output.device();
+    if let Some(input) = inputs.iter().find(|input| input.device().inner() != device) {
+        let (shape, other) = (input.dims(), input.device().inner());
+        let message =
+            format!("an input {shape:?} on {other:?} for an operation whose result lies on {device:?}");
+        return Err(Error::Invalid(message));
     }
-    let kernel = External { shape: shape.to_vec(), output: Mutex::new(Some(output)), pullback };
-    Ok(run(kernel, inputs.into_iter().map(Tensor::into_dispatch).collect()))
+    let sizes = inputs.iter().map(Tensor::dims).collect();
+    let call = Call { sizes, pullback: Arc::new(pullback) };
+    let output = output.reshape(shape).into_dispatch();
+    // The result stands in the place of inputs that there are not: nothing is tracked through it.
+    let input = |at: usize| inputs.get(at).map_or_else(|| output.clone(), |x| x.clone().into_dispatch());
+    let (a, b, c) = (input(0), input(1), input(2));
+    Ok(Tensor::from_dispatch(<Dispatch as ExternalBackend>::join(a, b, c, output, call)))
 }
 
-struct External {
-    shape: Vec<usize>,
-    output: Mutex<Option<Vec<f32>>>,
-    pullback: Pullback,
+/// What the backward pass needs.
+#[derive(Clone)]
+pub(crate) struct Call {
+    /// Of each input.
+    sizes: Vec<[usize; 2]>,
+    pullback: Arc<Pullback>,
 }
 
-impl fmt::Debug for External {
+impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("External").field("shape", &self.shape).finish_non_exhaustive()
+        f.debug_struct("Call").field("sizes", &self.sizes).finish_non_exhaustive()
     }
 }
 
-impl Kernel for External {
-    fn shape(&self) -> Vec<usize> {
-        self.shape.clone()
-    }
-
-    fn forward(&self, _: &[&[f32]]) -> Vec<f32> {
-        let taken = self.output.lock().ok().and_then(|mut output| output.take());
-        taken.expect("a kernel object serves one call")
-    }
-
-    fn backward(&self, inputs: &[&[f32]], output: &[f32], grad: &[f32], _: [bool; INPUTS]) -> [Grad; INPUTS] {
-        let mut grads = NO_GRADS;
-        let of_inputs = (self.pullback)(Backward { inputs, output, grad });
-        debug_assert_eq!(of_inputs.len(), inputs.len(), "a gradient for each input");
-        for (grad, of_input) in grads.iter_mut().zip(of_inputs) {
-            *grad = Grad::Data(of_input);
+impl Call {
+    /// The gradients with respect to the inputs; one value everywhere where there are none.
+    fn gradients(&self, grad: Tensor<1>) -> Vec<Tensor<1>> {
+        let device = grad.device();
+        let elements = || self.sizes.iter().map(|[rows, columns]| rows * columns);
+        let all = |value: f32| elements().map(|elements| Tensor::full([elements], value, &device)).collect();
+        match (self.pullback)(grad) {
+            Ok(given) if given.iter().map(|own| own.dims()[0]).eq(elements()) => given,
+            Ok(given) => {
+                let got: Vec<usize> = given.iter().map(|own| own.dims()[0]).collect();
+                tracing::error!(
+                    "gradients of an operation over ranks: expected one for each of {:?}, got {got:?} elements",
+                    self.sizes
+                );
+                all(f32::NAN)
+            }
+            Err(Error::Collective(_)) => all(0.0),
+            Err(error) => {
+                tracing::error!("the gradient of an operation over ranks: {error}");
+                all(f32::NAN)
+            }
         }
-        grads
+    }
+}
+
+/// Joins a result to a graph; routed by Burn to the tensors' backend.
+#[backend_extension(Autodiff, Flex, Cube: cfg(any(feature = "cuda", feature = "cube-cpu")))]
+pub(crate) trait ExternalBackend: Backend {
+    /// `output` as a function of the others.
+    fn join(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        call: Call,
+    ) -> FloatTensor<Self>;
+}
+
+/// A backend that computes; its tensors can leave it and come back.
+pub(crate) trait Plain: ExternalBackend {
+    fn wrap(tensor: FloatTensor<Self>) -> DispatchTensorKind;
+    fn unwrap(tensor: DispatchTensorKind) -> Option<FloatTensor<Self>>;
+}
+
+/// Outside of a graph there is nothing to join.
+macro_rules! plain {
+    ($backend:ident) => {
+        impl ExternalBackend for $backend {
+            fn join(
+                _: FloatTensor<Self>,
+                _: FloatTensor<Self>,
+                _: FloatTensor<Self>,
+                output: FloatTensor<Self>,
+                _: Call,
+            ) -> FloatTensor<Self> {
+                output
+            }
+        }
+
+        impl Plain for $backend {
+            fn wrap(tensor: FloatTensor<Self>) -> DispatchTensorKind {
+                DispatchTensorKind::$backend(BackendTensor::Float(tensor))
+            }
+
+            fn unwrap(tensor: DispatchTensorKind) -> Option<FloatTensor<Self>> {
+                match tensor {
+                    DispatchTensorKind::$backend(BackendTensor::Float(tensor)) => Some(tensor),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+plain!(Flex);
+#[cfg(any(feature = "cuda", feature = "cube-cpu"))]
+plain!(Cube);
+
+#[derive(Debug)]
+struct Joined;
+
+impl<B: Plain> Backward<B, INPUTS> for Joined {
+    type State = Call;
+
+    fn backward(self, ops: Ops<Call, INPUTS>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (call, grad) = (ops.state, grads.consume::<B>(&ops.node));
+        let elements = grad.shape().num_elements();
+        let grad = B::wrap(B::float_reshape(grad, [elements].into()));
+        let grad = DispatchTensor { kind: grad, autodiff: DispatchAutodiffContext::Disabled };
+        let grad = Tensor::<1>::from_dispatch(grad);
+        let device = grad.device();
+        let of_inputs = call.sizes.iter().zip(call.gradients(grad));
+        for (parent, (&size, of_input)) in ops.parents.into_iter().zip(of_inputs) {
+            let Some(node) = parent else { continue };
+            let of_input = of_input.to_device(&device).reshape(size).into_dispatch();
+            let of_input = B::unwrap(of_input.kind).expect("a tensor on the device of this backend");
+            grads.register::<B>(node.id, of_input);
+        }
+    }
+}
+
+impl<B: Plain, C: CheckpointStrategy> ExternalBackend for Autodiff<B, C> {
+    fn join(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        call: Call,
+    ) -> FloatTensor<Self> {
+        let (nodes, output) = ([a.node(), b.node(), c.node()], output.into_primitive());
+        match Joined.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(call, output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::*;
-    use crate::ops::host::{HostTensor, to_vec};
+    use crate::CollectiveError;
+    use crate::ops::host::to_vec;
     use crate::ops::testing::leaf;
 
     #[test]
     fn a_result_from_elsewhere_has_the_gradient_of_its_maker() {
         let (a, b) = (leaf([2, 2], 1), leaf([1, 3], 2));
-        let product = |inputs: &[&[f32]]| inputs[0].iter().sum::<f32>() * inputs[1].iter().sum::<f32>();
-        let value =
-            product(&[HostTensor::without_graph(&a).as_slice(), HostTensor::without_graph(&b).as_slice()]);
-        let pullback: Pullback = Box::new(|pass| {
-            let sums = [pass.inputs[1].iter().sum::<f32>(), pass.inputs[0].iter().sum::<f32>()];
-            let of = |at: usize| vec![pass.grad[0] * sums[at]; pass.inputs[at].len()];
-            vec![of(0), of(1)]
+        let sums = [a.clone().inner().sum(), b.clone().inner().sum()];
+        let value = sums[0].clone() * sums[1].clone();
+        let pullback: Pullback = Box::new(move |grad| {
+            let of = |sum: &Tensor<1>, len| (grad.clone() * sum.clone()).expand([len]);
+            Ok(vec![of(&sums[1], 4), of(&sums[0], 3)])
         });
-        let out: Tensor<1> = external(vec![a.clone(), b.clone()], vec![value], [1], pullback).unwrap();
+        let out: Tensor<1> = external(&[a.clone(), b.clone()], &value, [1], pullback).unwrap();
         let grads = (out * 2.0).backward();
         let plain = (a.clone().sum() * b.clone().sum() * 2.0).backward();
         for input in [&a, &b] {
@@ -114,12 +228,31 @@ mod tests {
     }
 
     #[test]
-    fn wrong_sizes_are_refused() {
-        let call = |inputs: Vec<Tensor<2>>| {
-            external::<1>(inputs, vec![0.0; 2], [3], Box::new(|_| Vec::new())).unwrap_err().to_string()
+    fn where_the_gradient_fails_it_is_zero_if_others_will_say_why() {
+        let missing = || {
+            let [operation, cause, history] = ["all_reduce", "rank 1 is missing", ""].map(String::from);
+            CollectiveError { rank: 0, size: 2, operation, culprits: vec![1], cause, history }.into()
         };
-        assert!(call(vec![leaf([1, 1], 1)]).contains("[3]"));
-        let none = external::<1>(Vec::new(), vec![0.0], [1], Box::new(|_| Vec::new())).unwrap_err();
-        assert!(none.to_string().contains("inputs"), "{none}");
+        let of = |pullback: Pullback| {
+            let x = leaf([2, 2], 1);
+            let value = Tensor::from_floats([1.0], &Device::flex());
+            let out: Tensor<1> = external(std::slice::from_ref(&x), &value, [1], pullback).unwrap();
+            to_vec(&x.grad(&out.backward()).unwrap())
+        };
+        assert_eq!(of(Box::new(move |_| Err(missing()))), [0.0; 4]);
+        let wrong = of(Box::new(|_| Err(Error::Invalid("not of a rank".into()))));
+        assert!(wrong.iter().all(|value| value.is_nan()), "{wrong:?}");
+        let small = of(Box::new(|grad| Ok(vec![grad])));
+        assert!(small.iter().all(|value| value.is_nan()), "{small:?}");
+    }
+
+    #[test]
+    fn wrong_sizes_are_refused() {
+        let call = |inputs: &[Tensor<2>], elements: usize| {
+            let output = Tensor::zeros([elements], &Device::flex());
+            external::<1>(inputs, &output, [3], Box::new(|_| Ok(Vec::new()))).unwrap_err().to_string()
+        };
+        assert!(call(&[leaf([1, 1], 1)], 2).contains("[3]"));
+        assert!(call(&[], 3).contains("inputs"));
     }
 }

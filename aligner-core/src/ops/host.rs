@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{Tensor, TensorData};
 
-use super::kernel::on_host;
+pub use super::kernel::on_host;
 
 /// A tensor's elements in host memory. On the CPU device they are the tensor's own, held by handle;
 /// from any other device they are a copy.

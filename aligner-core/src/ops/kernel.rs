@@ -188,7 +188,7 @@ pub(crate) fn run<const D: usize>(kernel: impl Kernel, inputs: Vec<DispatchTenso
 }
 
 /// Whether the tensor lives on the CPU device that our kernels serve.
-pub(crate) fn on_host<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub fn on_host<const D: usize>(tensor: &Tensor<D>) -> bool {
     let device = tensor.device().inner();
     matches!(device.as_dispatch(), DispatchDevice::Flex(_)) && tensor.dtype() == burn::tensor::DType::F32
 }

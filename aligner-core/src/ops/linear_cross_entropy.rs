@@ -2,10 +2,12 @@
 //! without a `[tokens, vocab]` matrix.
 
 mod kernel;
+mod part;
 
-use burn::tensor::{Int, Tensor, TensorData, activation};
+use burn::tensor::{Tensor, activation};
 
 use super::host::HostTensor;
+use super::index::index;
 use super::kernel::{on_host, run};
 use super::linear::product;
 use crate::{Error, Result};
@@ -20,6 +22,15 @@ pub struct TargetScores {
     pub entropy: Tensor<1>,
     /// 1 where the target has the row's largest logit, else 0, `[targets]`; no gradient.
     pub correct: Tensor<1>,
+}
+
+impl TargetScores {
+    /// Its rows, `[3, targets]`.
+    fn of(rows: &Tensor<2>) -> Self {
+        let [_, targets] = rows.dims();
+        let row = |at: usize| rows.clone().narrow(0, at, 1).reshape([targets]);
+        Self { logps: row(0), entropy: row(1), correct: row(2).detach() }
+    }
 }
 
 /// Scores of `targets` `[targets]`, each predicted by the row of `hidden` `[tokens, hidden]` that
@@ -65,7 +76,7 @@ pub fn capped_linear_cross_entropy(
         return Ok(reference(hidden, weight, rows, targets, cap));
     }
     let kernel = LinearCrossEntropy::new(rows, targets, 0..vocab, hidden.dims()[1]).capped(cap);
-    Ok(scores(kernel, hidden, weight, targets.len()))
+    Ok(scores(kernel, hidden, weight))
 }
 
 /// The part of a vocabulary that a rank has, and the way to what the other ranks have of it.
@@ -86,7 +97,7 @@ pub struct Vocabulary<'a> {
 /// arXiv:1909.08053, section 3), the entropy from the same exchange: three numbers a row, one a target.
 ///
 /// # Errors
-/// As [`linear_cross_entropy`]; a failed exchange; [`Error::Invalid`] on a device other than the CPU.
+/// As [`linear_cross_entropy`]; a failed exchange.
 pub fn linear_cross_entropy_part(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -96,15 +107,15 @@ pub fn linear_cross_entropy_part(
     cap: Option<LogitCap>,
 ) -> Result<TargetScores> {
     check(&hidden, &weight, vocabulary.size, rows, targets)?;
-    if !on_host(&hidden) {
-        return Err(Error::Invalid("a head over several ranks runs on the CPU device alone".into()));
+    if !on_host(&hidden) || !on_host(&weight) {
+        return part::composed(hidden, weight, vocabulary, rows, targets, cap);
     }
     let part = vocabulary.first..vocabulary.first + weight.dims()[0];
     let kernel = LinearCrossEntropy::new(rows, targets, part, hidden.dims()[1]).capped(cap);
     let inputs = (HostTensor::without_graph(&hidden), HostTensor::without_graph(&weight));
     let own = kernel.moments(&[inputs.0.as_slice(), inputs.1.as_slice()]);
     let whole = Moments::combine(&(vocabulary.exchange)(own.to_vec())?, kernel.rows());
-    Ok(scores(kernel.with(whole), hidden, weight, targets.len()))
+    Ok(scores(kernel.with(whole), hidden, weight))
 }
 
 fn check(hidden: &Tensor<2>, weight: &Tensor<2>, vocab: usize, rows: &[u32], targets: &[u32]) -> Result<()> {
@@ -126,10 +137,8 @@ fn check(hidden: &Tensor<2>, weight: &Tensor<2>, vocab: usize, rows: &[u32], tar
     Ok(())
 }
 
-fn scores(kernel: LinearCrossEntropy, hidden: Tensor<2>, weight: Tensor<2>, targets: usize) -> TargetScores {
-    let out: Tensor<2> = run(kernel, vec![hidden.into_dispatch(), weight.into_dispatch()]);
-    let row = |at: usize| out.clone().narrow(0, at, 1).reshape([targets]);
-    TargetScores { logps: row(0), entropy: row(1), correct: row(2).detach() }
+fn scores(kernel: LinearCrossEntropy, hidden: Tensor<2>, weight: Tensor<2>) -> TargetScores {
+    TargetScores::of(&run(kernel, vec![hidden.into_dispatch(), weight.into_dispatch()]))
 }
 
 /// The composition of Burn operations; holds all logits.
@@ -141,25 +150,29 @@ pub fn reference(
     cap: Option<LogitCap>,
 ) -> TargetScores {
     let device = hidden.device();
-    let index = |values: &[u32]| {
-        let values: Vec<i64> = values.iter().map(|&v| i64::from(v)).collect();
-        Tensor::<1, Int>::from_data(TensorData::from(values.as_slice()), &device)
-    };
-    let logits = product(hidden.select(0, index(rows)), weight.transpose());
-    let logits = match cap {
-        Some(LogitCap { inner, outer }) => (logits / inner).tanh() * outer,
-        None => logits,
-    };
+    let logits = logits_of(hidden, weight, rows, cap);
     let logps = activation::log_softmax(logits.clone(), 1);
     let entropy = (logps.clone().exp() * logps.clone()).sum_dim(1).neg().reshape([targets.len()]);
-    let picked = logps.clone().gather(1, index(targets).unsqueeze_dim(1)).reshape([targets.len()]);
+    let picked = logps.clone().gather(1, index(targets, &device).unsqueeze_dim(1)).reshape([targets.len()]);
     let largest = logps.max_dim(1).reshape([targets.len()]);
     let correct = picked.clone().greater_equal(largest).float();
     TargetScores { logps: picked, entropy, correct }
 }
 
+/// The logits of `rows`, `[rows, vocab]`.
+fn logits_of(hidden: Tensor<2>, weight: Tensor<2>, rows: &[u32], cap: Option<LogitCap>) -> Tensor<2> {
+    let rows = index(rows, &hidden.device());
+    let logits = product(hidden.select(0, rows), weight.transpose());
+    match cap {
+        Some(LogitCap { inner, outer }) => (logits / inner).tanh() * outer,
+        None => logits,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use burn::tensor::TensorData;
+
     use super::*;
     use crate::ops::host::to_vec;
     use crate::ops::testing::{leaf, relative_error, values, weighted_sum};
@@ -301,6 +314,49 @@ mod tests {
             assert!(relative_error(&own.grad(&grads).unwrap(), &of_part) < 2e-6);
         }
         assert!(relative_error(&of_hidden, &hidden.grad(&expected).unwrap()) < 2e-6);
+    }
+
+    /// The composition for other devices, run on the CPU.
+    #[test]
+    fn composed_parts_of_the_vocabulary_add_up_to_the_whole() {
+        let (tokens, vocab, rows, targets) = (5, 23, [2, 0, 2, 4], [0, 22, 9, 8]);
+        let cap = Some(LogitCap { inner: 2.0, outer: 1.3 });
+        let (hidden, weight) = (leaf([tokens, 24], 1), leaf([vocab, 24], 2));
+        let loss = |scores: &TargetScores| {
+            weighted_sum(scores.logps.clone(), 3) + weighted_sum(scores.entropy.clone(), 4)
+        };
+        let whole =
+            capped_linear_cross_entropy(hidden.clone(), weight.clone(), &rows, &targets, cap).unwrap();
+        let expected = loss(&whole).backward();
+        let bounds = [(0, 9), (9, 1), (10, 13)];
+        let leaf = |values: Tensor<2>| Tensor::from_data(values.into_data(), &hidden.device()).require_grad();
+        let parts =
+            bounds.map(|(first, len)| (leaf(hidden.clone()), leaf(weight.clone().narrow(0, first, len))));
+        let run = |at: usize, exchange: &dyn Fn(Vec<f32>) -> Result<Vec<Vec<f32>>>| {
+            let (hidden, weight) = parts[at].clone();
+            let vocabulary = Vocabulary { size: vocab, first: bounds[at].0, exchange };
+            part::composed(hidden, weight, &vocabulary, &rows, &targets, cap)
+        };
+        let all = std::cell::RefCell::new(Vec::new());
+        for at in 0..bounds.len() {
+            let listen = |own: Vec<f32>| {
+                all.borrow_mut().push(own);
+                Err(Error::Invalid("only listening".into()))
+            };
+            assert!(run(at, &listen).is_err());
+        }
+        let mut of_hidden = Tensor::zeros([tokens, 24], &burn::tensor::Device::flex());
+        for (at, (first, len)) in bounds.into_iter().enumerate() {
+            let scores = run(at, &|_| Ok(all.borrow().clone())).unwrap();
+            assert!(relative_error(&scores.logps, &whole.logps) < 2e-6);
+            assert!(relative_error(&scores.entropy, &whole.entropy) < 2e-6);
+            assert_eq!(to_vec(&scores.correct), to_vec(&whole.correct));
+            let grads = loss(&scores).backward();
+            of_hidden = of_hidden + parts[at].0.grad(&grads).unwrap();
+            let of_part = weight.grad(&expected).unwrap().narrow(0, first, len);
+            assert!(relative_error(&parts[at].1.grad(&grads).unwrap(), &of_part) < 5e-6);
+        }
+        assert!(relative_error(&of_hidden, &hidden.grad(&expected).unwrap()) < 5e-6);
     }
 
     #[test]

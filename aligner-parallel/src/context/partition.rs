@@ -68,21 +68,39 @@ impl Partition {
 
     /// What rows of `rank` see of the keys of `owner`.
     pub(super) fn plan(&self, rank: usize, owner: usize) -> Plan {
+        let trees = self.runs(rank, &self.pieces[owner].iter(), Piece::own_rows);
+        Plan { trees, queries: self.count(rank), keys: self.count(owner) }
+    }
+
+    /// What rows of `rank` see of the keys of all rows of the batch, in its order.
+    pub(super) fn plan_of_all(&self, rank: usize) -> Plan {
+        let trees = self.runs(rank, &self.pieces.iter().flatten(), |piece| piece.rows.clone());
+        let keys = (0..self.pieces.len()).map(|rank| self.count(rank)).sum();
+        Plan { trees, queries: self.count(rank), keys }
+    }
+
+    /// What rows of `rank` see of keys that lie where `place` says.
+    fn runs<'a>(
+        &self,
+        rank: usize,
+        all_keys: &(impl IntoIterator<Item = &'a Piece> + Clone),
+        place: impl Fn(&Piece) -> Range<usize>,
+    ) -> Vec<Vec<Run>> {
         let mut by_tree = vec![Vec::new(); self.trees.iter().max().map_or(0, |last| last + 1)];
         for piece in &self.pieces[rank] {
             let (queries, position) = (piece.own_rows(), piece.position);
             let mut run = Run { queries, position, seen: Vec::new(), own: None };
-            for keys in &self.pieces[owner] {
+            for keys in all_keys.clone() {
                 let is_earlier = keys.segment == piece.segment && keys.rows.end <= piece.rows.start;
                 if is_earlier || self.ancestors[piece.segment].contains(&keys.segment) {
-                    run.seen.push(Keys { rows: keys.own_rows(), position: keys.position });
+                    run.seen.push(Keys { rows: place(keys), position: keys.position });
                 } else if keys.rows == piece.rows {
-                    run.own = Some(keys.start);
+                    run.own = Some(place(keys).start);
                 }
             }
             by_tree[self.trees[piece.segment]].push(run);
         }
-        Plan { trees: by_tree, queries: self.count(rank), keys: self.count(owner) }
+        by_tree
     }
 }
 
@@ -142,10 +160,8 @@ mod tests {
         (own == other && key <= query) || chain.any(|at| at == other)
     }
 
-    /// The keys of `owner` that each row of `rank` sees, by the batch's numbers.
-    fn seen(partition: &Partition, rank: usize, owner: usize) -> Vec<(u32, Vec<u32>)> {
-        let (queries, keys) = (partition.rows(rank), partition.rows(owner));
-        let plan = partition.plan(rank, owner);
+    /// The keys that each row sees, by the batch's numbers, of which `queries` and `keys` are the plan's.
+    fn seen_in(plan: Plan, queries: &[u32], keys: &[u32]) -> Vec<(u32, Vec<u32>)> {
         let mut all = Vec::new();
         for run in plan.trees.into_iter().flatten() {
             for (at, query) in run.queries.clone().enumerate() {
@@ -155,6 +171,10 @@ mod tests {
             }
         }
         all
+    }
+
+    fn seen(partition: &Partition, rank: usize, owner: usize) -> Vec<(u32, Vec<u32>)> {
+        seen_in(partition.plan(rank, owner), &partition.rows(rank), &partition.rows(owner))
     }
 
     #[test]
@@ -178,6 +198,15 @@ mod tests {
                         for (query, seen) in seen(&partition, rank, owner) {
                             keys[query as usize].extend(seen);
                         }
+                    }
+                    let all: Vec<u32> = (0..tokens as u32).collect();
+                    let of_all = seen_in(partition.plan_of_all(rank), &partition.rows(rank), &all);
+                    assert_eq!(of_all.len(), partition.count(rank));
+                    for (query, mut seen) in of_all {
+                        seen.sort_unstable();
+                        let mut by_owner = keys[query as usize].clone();
+                        by_owner.sort_unstable();
+                        assert_eq!(seen, by_owner, "row {query} of {ranks} ranks");
                     }
                     for &query in partition.rows(rank).iter() {
                         let mut own = std::mem::take(&mut keys[query as usize]);

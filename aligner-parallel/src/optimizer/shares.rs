@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aligner_core::ops::host::{to_vec, update_slice, with_slice};
 use aligner_core::weights::UnreadTensor;
 use aligner_core::{Communicator, Param, ParamSet, Phase, Result, Tensor};
 
 use crate::cut::{share, zeros};
-use crate::flat::{buckets, present, sum_of_parts};
+use crate::flat::{buckets, elements, present, sum_of_parts};
 use crate::parts::slice_shape;
 
 const SCATTER: Phase = Phase::new("sums of gradients, shared out");
@@ -87,11 +86,8 @@ impl Shares {
                 gradients[*at].take().unwrap_or_else(|| zeros(all[*at], &all[*at].value.device()))
             });
             let flat = Tensor::cat(parts.collect(), 0);
-            let part = |rank| {
-                let part = self.part(bucket, rank);
-                flat.clone().narrow(0, part.start, part.len())
-            };
-            let parts = (0..self.ranks.size()).map(part).collect();
+            let of_rank = |rank| elements(&flat, self.part(bucket, rank));
+            let parts = (0..self.ranks.size()).map(of_rank).collect();
             let sum = sum_of_parts(self.ranks.as_ref(), parts, SCATTER)?;
             let start = self.part(bucket, self.ranks.rank()).start;
             for (at, _, place) in self.held(bucket, self.ranks.rank()) {
@@ -106,13 +102,8 @@ impl Shares {
         let all: Vec<&Param> = params.iter().collect();
         let mut own = ParamSet::default();
         for (at, range) in self.mine() {
-            let slice = with_slice(&all[at].value, |values| values[range].to_vec());
-            own.insert_data(
-                all[at].name.as_str(),
-                &slice_shape(all[at], slice.len()),
-                slice,
-                &all[at].value.device(),
-            )?;
+            let shape = slice_shape(all[at], range.len());
+            own.insert(all[at].name.as_str(), &shape, elements(&all[at].value, range))?;
         }
         Ok(own)
     }
@@ -125,14 +116,15 @@ impl Shares {
     /// Writes every rank's elements to every rank's parameters.
     pub(super) fn spread(&self, own: &ParamSet, params: &mut ParamSet) -> Result<()> {
         for bucket in &self.buckets {
-            let parts =
-                self.collect(bucket, |at| own.by_name(&name(params, at)).map(|param| param.value.clone()))?;
+            let value = |at| own.by_name(&name(params, at)).map(|param| param.value.clone());
+            let parts = self.collect(params, bucket, value)?;
             let mut all: Vec<&mut Param> = params.iter_mut().collect();
-            for (rank, part) in parts.iter().enumerate() {
+            for (rank, values) in parts.iter().enumerate() {
                 let start = self.part(bucket, rank).start;
                 for (at, range, place) in self.held(bucket, rank) {
-                    let new = &part[place.start - start..place.end - start];
-                    update_slice(&mut all[at].value, |values| values[range].copy_from_slice(new));
+                    let new = elements(values, place.start - start..place.end - start);
+                    // In place, unless somebody else has the parameter too.
+                    all[at].value.inplace(|value| value.slice_assign([range], new));
                 }
             }
         }
@@ -142,18 +134,19 @@ impl Shares {
     /// Every rank's elements of a bucket.
     fn collect(
         &self,
+        params: &ParamSet,
         bucket: &[(usize, Range<usize>)],
         own: impl Fn(usize) -> Option<Tensor<1>>,
-    ) -> Result<Vec<Vec<f32>>> {
-        let mut values = Vec::new();
-        for (at, range, _) in self.held(bucket, self.ranks.rank()) {
-            match own(at) {
-                Some(own) => values.extend(to_vec(&own)),
-                None => values.resize(values.len() + range.len(), 0.0),
-            }
+    ) -> Result<Vec<Tensor<1>>> {
+        let device = params.device();
+        let zeros = |len| Tensor::zeros([len], &device);
+        let held = self.held(bucket, self.ranks.rank());
+        let mut values: Vec<Tensor<1>> =
+            held.into_iter().map(|(at, range, _)| own(at).unwrap_or_else(|| zeros(range.len()))).collect();
+        if values.is_empty() {
+            values.push(zeros(0));
         }
-        let values = Tensor::from_floats(values.as_slice(), &aligner_core::Device::flex());
-        Ok(self.ranks.all_gather_uneven(values, GATHER)?.iter().map(to_vec).collect())
+        self.ranks.all_gather_uneven(Tensor::cat(values, 0), GATHER)
     }
 
     /// The state of this rank's elements as that of its whole parameters.
@@ -174,8 +167,7 @@ impl Shares {
         for bucket in &self.buckets {
             for kind in kinds {
                 let full = |at: usize| format!("{kind}.{}", all[at].name);
-                let parts = self.collect(bucket, |at| own.get(&full(at)).cloned())?;
-                let flat = Tensor::<1>::from_floats(parts.concat().as_slice(), &aligner_core::Device::flex());
+                let flat = Tensor::cat(self.collect(params, bucket, |at| own.get(&full(at)).cloned())?, 0);
                 for (at, range) in bucket.iter().filter(|(at, _)| counts[*at] > 0.0) {
                     let tensor = flat.clone().narrow(0, range.start, range.len());
                     whole.push((full(*at), all[*at].shape.clone(), tensor));

@@ -1,11 +1,13 @@
 //! What the last stage alone knows, for the others.
 
 use aligner_core::metrics::Kind;
-use aligner_core::model::ModelConfig;
 use aligner_core::ops::host::to_vec;
 use aligner_core::{
-    Batch, Communicator, Device, Error, Forward, Gradients, Metrics, Needs, Phase, Reduce, Result, Tensor,
+    Batch, Communicator, Error, Forward, Gradients, Metrics, Needs, Phase, Policy as _, Reduce, Result,
+    Tensor,
 };
+
+use super::ParallelLm;
 
 const VALUES: Phase = Phase::new("values from the last stage");
 const SUMS: Phase = Phase::new("loss and metrics from the last stage");
@@ -17,7 +19,7 @@ const SUMS: Phase = Phase::new("loss and metrics from the last stage");
 pub(super) fn share(
     depth: &dyn Communicator,
     read: Option<Result<Forward>>,
-    config: &ModelConfig,
+    policy: &ParallelLm,
     batch: &Batch,
     needs: Needs,
 ) -> Result<Forward> {
@@ -28,7 +30,7 @@ pub(super) fn share(
         return Err(Error::Invalid("the last stage of the pipeline failed; see its error".into()));
     }
     let (targets, sequences) = (batch.targets.len(), batch.sequences.len());
-    let labels = config.num_labels.unwrap_or(0);
+    let labels = policy.config().num_labels.unwrap_or(0);
     let is_wanted = |need| labels > 0 && needs.contains(need);
     let (scores, values) = (is_wanted(Needs::SCORES), is_wanted(Needs::VALUES));
     let elements = match labels {
@@ -42,7 +44,7 @@ pub(super) fn share(
             columns.into_iter().flatten().flat_map(|column| to_vec(&column)).collect()
         },
     );
-    let packed = Tensor::<1>::from_floats(packed.as_slice(), &Device::flex());
+    let packed = Tensor::<1>::from_floats(packed.as_slice(), &policy.params().device());
     let all = depth.broadcast(packed, depth.size() - 1, VALUES)?;
     let mut at = 0;
     let mut take = |len: usize| {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use aligner_core::model::{CausalLm, Work};
 use aligner_core::ops::host::without_graph;
 use aligner_core::{
-    Batch, Communicator, Device, Error, Forward, Gradients, LossFn, Metrics, Needs, Phase, Policy, Result,
-    Tensor, finite_sum,
+    Batch, Communicator, Error, Forward, Gradients, LossFn, Metrics, Needs, Phase, Policy, Result, Tensor,
+    finite_sum,
 };
 
 use super::ParallelLm;
@@ -42,11 +42,6 @@ enum End {
     Loss(Tensor<1>),
     /// Its gradients are 0.
     Failed,
-}
-
-/// A residual stream, or its gradient.
-fn receive(comm: &Arc<dyn Communicator>, from: usize, shape: [usize; 2], phase: Phase) -> Result<Tensor<2>> {
-    Ok(comm.recv(shape[0] * shape[1], from, phase)?.reshape(shape))
 }
 
 /// One step's passes on one rank.
@@ -97,6 +92,13 @@ impl Pipeline {
         (self.rank() + self.stages() - 1) % self.stages()
     }
 
+    /// A residual stream, or its gradient, where the policy computes.
+    fn receive(&self, policy: &ParallelLm, from: usize, work: &Work, phase: Phase) -> Result<Tensor<2>> {
+        let shape = policy.stream_shape(work);
+        let values = self.depth.recv(shape[0] * shape[1], from, phase)?;
+        Ok(values.to_device(&policy.params.device()).reshape(shape))
+    }
+
     /// A batch's values, on every stage.
     pub(super) fn forward(&self, policy: &ParallelLm, batch: &Batch, needs: Needs) -> Result<Forward> {
         let work = policy.work(batch)?;
@@ -104,8 +106,7 @@ impl Pipeline {
         for chunk in 0..self.chunks {
             let (place, places) = self.place(chunk);
             let model = policy.part(chunk);
-            let shape = policy.stream_shape(&work);
-            let x = (place > 0).then(|| receive(&self.depth, self.previous(), shape, FORWARD));
+            let x = (place > 0).then(|| self.receive(policy, self.previous(), &work, FORWARD));
             let out = model.through(&work, x.transpose()?)?;
             if place + 1 == places {
                 read = Some(model.read(out, &work, batch, needs));
@@ -113,7 +114,7 @@ impl Pipeline {
                 self.depth.send(without_graph(&out), self.next(), FORWARD)?;
             }
         }
-        forwarded::share(self.depth.as_ref(), read, policy.config(), batch, needs)
+        forwarded::share(self.depth.as_ref(), read, policy, batch, needs)
     }
 
     /// The gradients of this rank's parameters over all micro-batches.
@@ -158,8 +159,7 @@ impl Passes<'_> {
         let Self { pipeline, policy, .. } = *self;
         let (place, places) = pipeline.place(chunk);
         let (work, batch) = (&self.works[micro], &self.micro[micro]);
-        let shape = policy.stream_shape(work);
-        let x = (place > 0).then(|| receive(&pipeline.depth, pipeline.previous(), shape, FORWARD));
+        let x = (place > 0).then(|| pipeline.receive(policy, pipeline.previous(), work, FORWARD));
         let x = x.transpose()?.map(|x| Tensor::from_inner(x).require_grad());
         let model = policy.part(chunk).in_training().tracked();
         let out = model.through(work, x.clone())?;
@@ -185,7 +185,7 @@ impl Passes<'_> {
 
     fn backward(&mut self, chunk: usize, micro: usize) -> Result<()> {
         let Self { pipeline, policy, .. } = *self;
-        let shape = policy.stream_shape(&self.works[micro]);
+        let work = &self.works[micro];
         let Some(Held { model, x, end }) = self.held.remove(&(chunk, micro)) else {
             return Err(Error::Invalid(format!(
                 "no forward pass of micro-batch {micro} came before its backward"
@@ -195,7 +195,7 @@ impl Passes<'_> {
             End::Loss(sum) => Some(sum),
             End::Failed => None,
             End::Stream(out) => {
-                let grad = receive(&pipeline.depth, pipeline.next(), shape, BACKWARD)?;
+                let grad = pipeline.receive(policy, pipeline.next(), work, BACKWARD)?;
                 Some((out * Tensor::from_inner(grad)).sum())
             }
         };
@@ -207,7 +207,8 @@ impl Passes<'_> {
             of_x = x.as_ref().and_then(|x| x.grad_remove(&mut grads));
         }
         if x.is_some() {
-            let of_x = of_x.unwrap_or_else(|| Tensor::zeros(shape, &Device::flex()));
+            let zeros = || Tensor::zeros(policy.stream_shape(work), &policy.params.device());
+            let of_x = of_x.unwrap_or_else(zeros);
             pipeline.depth.send(without_graph(&of_x), pipeline.previous(), BACKWARD)?;
         }
         Ok(())

@@ -67,11 +67,18 @@ impl Moments {
         }
         whole
     }
-}
 
-/// Log-sum-exp and entropy of a row.
-fn log_sum_and_entropy([largest, sum, weighted]: [f32; 3]) -> (f32, f32) {
-    (largest + sum.ln(), sum.ln() - weighted / sum)
+    /// A target's log-probability, its distribution's entropy, and 1 where it has the largest logit, else 0.
+    pub(super) fn scores(&self, row: usize, target: usize) -> [f32; 3] {
+        let (logit, (log_sum, entropy)) = (self.logits[target], self.log_sum_and_entropy(row));
+        [logit - log_sum, entropy, f32::from(u8::from(logit >= self.rows[row][0]))]
+    }
+
+    /// Log-sum-exp and entropy of a row.
+    pub(super) fn log_sum_and_entropy(&self, row: usize) -> (f32, f32) {
+        let [largest, sum, weighted] = self.rows[row];
+        (largest + sum.ln(), sum.ln() - weighted / sum)
+    }
 }
 
 impl LinearCrossEntropy {
@@ -229,13 +236,11 @@ impl Kernel for LinearCrossEntropy {
         let whole = self.whole.get_or_init(|| self.moments(inputs));
         let count = self.targets.len();
         let mut out = unfilled(3 * count);
-        for (row, &moments) in whole.rows.iter().enumerate() {
-            let (log_sum, entropy) = log_sum_and_entropy(moments);
+        for row in 0..self.rows.len() {
             for &target in self.targets_of(row) {
-                let logit = whole.logits[target];
-                out[target] = logit - log_sum;
-                out[count + target] = entropy;
-                out[2 * count + target] = f32::from(u8::from(logit >= moments[0]));
+                for (at, score) in whole.scores(row, target).into_iter().enumerate() {
+                    out[at * count + target] = score;
+                }
             }
         }
         out
@@ -252,7 +257,7 @@ impl Kernel for LinearCrossEntropy {
             logits.par_chunks_exact_mut(vocab).enumerate().for_each(|(row, logits)| {
                 let targets = self.targets_of(first + row);
                 let sum = |of: &[f32]| targets.iter().map(|&target| of[target]).sum::<f32>();
-                let (log_sum, entropy) = log_sum_and_entropy(whole.rows[first + row]);
+                let (log_sum, entropy) = whole.log_sum_and_entropy(first + row);
                 let slope = |cap: LogitCap| {
                     let slope = |&logit: &f32| {
                         let tanh = logit / cap.outer;
