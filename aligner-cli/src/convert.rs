@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use aligner_core::weights::{Checkpoint, GgufDtype, GgufValue, SaveDtype, save_checkpoint, save_gguf};
+use aligner_core::weights::{
+    Checkpoint, Gguf, GgufDtype, GgufValue, SaveDtype, gguf_name, save_checkpoint, save_gguf,
+};
 use aligner_core::{Error, Result};
 use aligner_data::Tokenizer;
 use anyhow::ensure;
@@ -78,6 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let model = LoadedModel::open(path, tokenizer.as_deref(), None)?;
     let plain = "--model: it is an adapter; `aligner merge` makes a plain model of it and its base";
     ensure!(model.adapter.is_none(), Usage(plain.into()));
+    check_files(&model.checkpoint, output)?;
     let mut count = Count::start("tensors written", 0);
     let mut watch = |done: usize, _: usize| count.done(done);
     let (checkpoint, tokenizer) = (&model.checkpoint, &model.tokenizer);
@@ -134,10 +137,18 @@ fn check_output(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses to write over a further file of a model in several.
+fn check_files(checkpoint: &Checkpoint, output: &Path) -> anyhow::Result<()> {
+    let files = checkpoint.gguf().into_iter().flat_map(Gguf::files);
+    let output = output.canonicalize().ok();
+    let same = files.filter_map(|file| file.canonicalize().ok()).find(|file| Some(file) == output.as_ref());
+    let Some(file) = same else { return Ok(()) };
+    Err(Usage(format!("--output: {} is a part of the model that is read", file.display())).into())
+}
+
 /// What a GGUF file says beside the model's sizes.
 fn about(path: &Path, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Vec<(String, GgufValue)>> {
-    let name =
-        path.canonicalize().ok().and_then(|path| Some(path.file_stem()?.to_string_lossy().into_owned()));
+    let name = path.canonicalize().ok().and_then(|path| gguf_name(&path));
     let mut more = tokenizer.gguf_metadata(checkpoint.config().vocab_size)?;
     if let Some(name) = name {
         more.insert(0, ("general.name".into(), GgufValue::Text(name)));

@@ -1,9 +1,13 @@
 //! `aligner convert`, as a user calls it.
 
+#[path = "../../aligner-core/tests/gguf_split/splitter.rs"]
+mod splitter;
+
 mod scene;
 
 use aligner_core::weights::{Gguf, read_tensors};
 use scene::{Scene, copy_dir, golden};
+use splitter::Whole;
 
 fn tensors(scene: &Scene, dir: &str) -> Vec<(String, Vec<u32>)> {
     let tensors = read_tensors(&scene.path(dir).join("model.safetensors")).unwrap();
@@ -36,6 +40,34 @@ fn a_model_turned_through_gguf_is_the_same_and_says_the_same() {
     assert_eq!(file.token("tokenizer.ggml.eos_token_id").unwrap(), Some(2));
     let config: serde_json::Value = serde_json::from_str(&scene.read("back/config.json")).unwrap();
     assert_eq!((&config["model_type"], &config["dtype"]), (&"llama".into(), &"float32".into()));
+}
+
+#[test]
+fn a_model_in_several_files_is_used_as_one() {
+    let scene = Scene::new();
+    let whole = ["convert", "model", "-o", "model.gguf", "--to", "gguf", "--dtype", "f32"];
+    scene.aligner(&whole).succeeds();
+    let whole = Whole::read(&scene.path("model.gguf"));
+    whole.write(&scene.path(""), "parts", &[2, 9, whole.tensors()]);
+    let [first, second] = ["parts-00001-of-00003.gguf", "parts-00002-of-00003.gguf"];
+    assert_eq!(answer(&scene, first), answer(&scene, "model"));
+    scene.aligner(&["convert", first, "-o", "back", "--dtype", "f32"]).succeeds();
+    assert_eq!(tensors(&scene, "model"), tensors(&scene, "back"));
+    let onto = ["convert", first, "-o", second, "--to", "gguf", "--force"];
+    scene.aligner(&onto).fails(2, &[second, "a part of the model that is read"]);
+    scene.aligner(&["convert", first, "-o", "one.gguf", "--to", "gguf"]).succeeds();
+    let one = Gguf::open(&scene.path("one.gguf")).unwrap();
+    assert_eq!((one.text("general.name").unwrap(), one.value("split.count")), (Some("parts"), None));
+
+    scene.sft();
+    let run = scene.read("run.toml").replace("path = \"model\"", &format!("path = \"{first}\""));
+    scene.write("run.toml", run);
+    scene.aligner(&["inspect", "run.toml"]).succeeds();
+    assert!(scene.aligner(&["plan", "run.toml"]).succeeds().contains("parameters  0.07 M"));
+    scene.aligner(&["train", "run.toml"]).succeeds();
+    assert!(scene.read("run/run.json").contains(second), "what a run has read of weights is known");
+    std::fs::remove_file(scene.path(second)).unwrap();
+    scene.aligner(&["generate", first, "hello"]).fails(1, &[first, second, "is missing"]);
 }
 
 #[test]

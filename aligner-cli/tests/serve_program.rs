@@ -96,24 +96,28 @@ fn it_answers_as_generate_does_and_ends_at_a_signal() {
 #[test]
 fn adapters_answer_under_their_names() {
     let scene = Scene::new();
-    for name in ["lora_all_r3_rslora", "dora_qv_r4"] {
+    // The last one has a head and norms of its own.
+    let adapters = ["lora_all_r3_rslora", "dora_qv_r4", "saved_head_norm_r2"];
+    for name in adapters {
         copy_dir(&golden().join("lora").join(name), &scene.path(name));
     }
-    let program = Program::start(&scene, &["--adapter", "a=lora_all_r3_rslora", "--adapter", "b=dora_qv_r4"]);
+    let [a, b, c] = ["a=lora_all_r3_rslora", "b=dora_qv_r4", "c=saved_head_norm_r2"];
+    let program = Program::start(&scene, &["--adapter", a, "--adapter", b, "--adapter", c]);
     // All at once, so that a pass has rows of each.
-    let asked = ["model", "a", "b"].map(|name| program.ask_of(name, 24, false));
+    let asked = ["model", "a", "b", "c"].map(|name| program.ask_of(name, 24, false));
     let generated = |adapter: &[&str]| {
         let call = scene.aligner(&[&["generate", "model", "one", "--max-tokens", "24"], adapter].concat());
         call.succeeds().to_string()
     };
-    let alone = [&[][..], &["--adapter", "lora_all_r3_rslora"], &["--adapter", "dora_qv_r4"]].map(generated);
+    let of = |name: &&str| generated(&["--adapter", name]);
+    let alone: Vec<String> = std::iter::once(generated(&[])).chain(adapters.iter().map(of)).collect();
     for (stream, alone) in asked.into_iter().zip(&alone) {
         let text = answer(stream)["choices"][0]["text"].as_str().unwrap().to_string();
         // `generate` ends where the text does.
         assert!(text.starts_with(alone.trim_end_matches('\n')), "{text} {alone}");
     }
-    assert!(alone[0] != alone[1] && alone[1] != alone[2]);
-    let unknown = answer(program.ask_of("c", 4, false));
+    assert!(alone[0] != alone[1] && alone[1] != alone[2] && alone[3] != alone[0]);
+    let unknown = answer(program.ask_of("d", 4, false));
     assert_eq!(unknown["error"]["code"], "model_not_found");
     program.signal("-TERM");
     assert_eq!(program.end().0, Some(0));

@@ -1,11 +1,13 @@
-//! Low-rank adapters that requests name: each adds to the products of its own rows, beside the weights that all share.
+//! Low-rank adapters that requests name: each adds to the products of its own rows, beside the weights that all share, and may
+//! have embeddings, norms and a head in place of the base's.
 
 use std::collections::HashMap;
 
+use aligner_core::model::{Adapter, AdapterModule, CausalLm, Role, SavedParameter};
 use aligner_core::ops::AdaptedRows;
 use aligner_core::ops::rows::{F32, Weight};
 use aligner_core::weights::AdapterCheckpoint;
-use aligner_core::{Error, Policy as _, Result};
+use aligner_core::{Error, ParamId, Policy as _, Result};
 
 use crate::weights::Weights;
 
@@ -20,6 +22,8 @@ struct Named {
     name: String,
     /// What it adds, by the place of the linear's weight among the parameters.
     additions: HashMap<usize, Addition>,
+    /// The parameters that it has in full, by the places of the base's own.
+    saved: HashMap<usize, Vec<f32>>,
 }
 
 /// What an adapter adds to a linear.
@@ -53,44 +57,20 @@ impl Adapters {
     /// Reads one for the model of these weights.
     ///
     /// # Errors
-    /// A name that is taken; an adapter of another model, or with modules of its own in place of the base's; a file
+    /// A name that is taken; an adapter of another model, or with a module in full that is no embedding, norm or head; a file
     /// that cannot be read.
     pub(crate) fn add(&mut self, name: &str, file: &AdapterCheckpoint, weights: &Weights) -> Result<()> {
         if self.find(name).is_some() {
             return Err(Error::Invalid(format!("there is an adapter called `{name}` already")));
         }
-        let model = &weights.model;
-        let adapter = file.adapter(model.config())?;
-        let own = adapter.saved.first().map(|(name, _)| name.clone());
-        if let Some(saved) = own.or_else(|| file.score().map(|_| "a score head".into())) {
-            let message =
-                format!("has {saved} of its own, which the adapters of one engine share: merge it first");
+        if file.score().is_some() {
+            let message = format!("adapter `{name}` has a score head, and the engine draws text");
             return Err(Error::format(file.path(), message));
         }
-        let mut additions = HashMap::new();
-        for module in adapter.modules {
-            let weight = format!("{}.weight", module.name);
-            let id = model.params().id(&weight);
-            let id = id.ok_or_else(|| Error::Invalid(format!("the parameters lack {weight}")))?;
-            let read = |end: &str| file.read(&format!("{}{end}", module.name));
-            let (a, b) = (read(".lora_A.weight")?, read(".lora_B.weight")?);
-            let magnitudes = adapter.config.dora.then(|| read(".lora_magnitude_vector")).transpose()?;
-            if let Some(end) = [&a, &b].iter().find(|values| values.iter().any(|value| !value.is_finite())) {
-                let end = if end.len() == a.len() { "lora_A or lora_B" } else { "lora_B" };
-                return Err(Error::format(
-                    file.path(),
-                    format!("{end} of {} holds NaN or infinity", module.name),
-                ));
-            }
-            let gains = magnitudes.map(|magnitudes| {
-                let (scale, shape) = (module.scale, module.shape);
-                let rows = AdaptedRows { weight: weights.own_matrix(id), a: &a, b: &b, scale, shape };
-                magnitudes.iter().zip(rows.lengths()).map(|(magnitude, length)| magnitude / length).collect()
-            });
-            let (shape, rank, scale) = (module.shape, module.rank, module.scale);
-            additions.insert(id.index(), Addition { a, b, shape, rank, scale, gains });
-        }
-        self.all.push(Named { name: name.into(), additions });
+        let adapter = file.adapter(weights.model.config())?;
+        let saved = read_saved(name, &adapter, file, &weights.model)?;
+        let additions = read_additions(adapter, file, weights)?;
+        self.all.push(Named { name: name.into(), additions, saved });
         Ok(())
     }
 
@@ -112,6 +92,18 @@ impl Adapters {
         self.all.get(adapter)?.additions.get(&weight)
     }
 
+    /// A parameter of the base that an adapter has in full.
+    pub(crate) fn saved(&self, adapter: usize, param: ParamId) -> Option<&[f32]> {
+        self.all.get(adapter)?.saved.get(&param.index()).map(Vec::as_slice)
+    }
+
+    /// The adapters that have one of these parameters in full.
+    pub(crate) fn saving(&self, params: &[ParamId]) -> Vec<usize> {
+        let has = |own: &Named| params.iter().any(|param| own.saved.contains_key(&param.index()));
+        let places = self.all.iter().enumerate();
+        places.filter(|(_, own)| has(own)).map(|(at, _)| at).collect()
+    }
+
     /// The adapters that add to the linear of a weight.
     pub(crate) fn of_weight(&self, weight: usize) -> impl Iterator<Item = (usize, &Addition)> {
         let addition = move |(at, own): (usize, &'_ Named)| own.additions.get(&weight).map(|_| at);
@@ -124,4 +116,61 @@ impl Adapters {
     pub(crate) fn has_gains(&self, weight: usize) -> bool {
         self.of_weight(weight).any(|(_, addition)| addition.gains.is_some())
     }
+}
+
+/// What an adapter has in full.
+fn read_saved(
+    name: &str,
+    adapter: &Adapter,
+    file: &AdapterCheckpoint,
+    model: &CausalLm,
+) -> Result<HashMap<usize, Vec<f32>>> {
+    let specs = CausalLm::parameters(model.config());
+    let of_parameter = |(parameter, _): &SavedParameter| {
+        let role = specs.iter().find(|spec| spec.name == *parameter).map(|spec| spec.role);
+        if !matches!(role, Some(Role::Embedding | Role::Norm | Role::Head)) {
+            let message = format!(
+                "adapter `{name}` has {parameter} in full; those of one engine may have embeddings, norms and the head, \
+                 and share the base's linears: merge it first (`aligner merge`)"
+            );
+            return Err(Error::format(file.path(), message));
+        }
+        let values = finite(file, parameter)?;
+        Ok((place(model, parameter)?.index(), values))
+    };
+    adapter.saved.iter().map(of_parameter).collect()
+}
+
+/// What it adds to linears.
+fn read_additions(
+    adapter: Adapter,
+    file: &AdapterCheckpoint,
+    weights: &Weights,
+) -> Result<HashMap<usize, Addition>> {
+    let dora = adapter.config.dora;
+    let of_module = |AdapterModule { name, rank, scale, shape }: AdapterModule| {
+        let id = place(&weights.model, &format!("{name}.weight"))?;
+        let read = |end: &str| finite(file, &format!("{name}{end}"));
+        let (a, b) = (read(".lora_A.weight")?, read(".lora_B.weight")?);
+        let magnitudes = dora.then(|| read(".lora_magnitude_vector")).transpose()?;
+        let gains = magnitudes.map(|magnitudes| {
+            let rows = AdaptedRows { weight: weights.own_matrix(id), a: &a, b: &b, scale, shape };
+            magnitudes.iter().zip(rows.lengths()).map(|(magnitude, length)| magnitude / length).collect()
+        });
+        Ok((id.index(), Addition { a, b, shape, rank, scale, gains }))
+    };
+    adapter.modules.into_iter().map(of_module).collect()
+}
+
+fn place(model: &CausalLm, parameter: &str) -> Result<ParamId> {
+    model.params().id(parameter).ok_or_else(|| Error::Invalid(format!("the parameters lack {parameter}")))
+}
+
+/// A parameter's elements.
+fn finite(file: &AdapterCheckpoint, parameter: &str) -> Result<Vec<f32>> {
+    let values = file.read(parameter)?;
+    if values.iter().all(|value| value.is_finite()) {
+        return Ok(values);
+    }
+    Err(Error::format(file.path(), format!("tensor {parameter} holds NaN or infinity")))
 }

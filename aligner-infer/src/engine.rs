@@ -118,8 +118,8 @@ impl PagedEngine {
     /// adapters and of the base alone, and reads the base's weights once. Cached prompts are an adapter's own.
     ///
     /// # Errors
-    /// A name that is taken; an adapter of another model, or with whole modules of its own; a model that has an adapter
-    /// already, or that runs on an accelerator.
+    /// A name that is taken; an adapter of another model, or with a linear of its own in place of the base's; a model that has an
+    /// adapter already, or that runs on an accelerator.
     pub fn add_adapter(&mut self, name: &str, file: &AdapterCheckpoint) -> Result<()> {
         let Some(weights) = self.weights.first() else { return Ok(()) };
         if weights.model.config().adapter.is_some() {

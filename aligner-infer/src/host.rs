@@ -3,14 +3,15 @@
 mod adapted;
 mod experts;
 mod named;
+mod saved;
 
-use aligner_core::model::{Exec, Linear, Mixture, ModelConfig, Norm, NormKind};
+use aligner_core::Result;
+use aligner_core::model::{Exec, Linear, Mixture, ModelConfig, Norm};
 use aligner_core::ops::rows::{
-    PagedKv, Product, RowNorm, Span, activate_rows, gate_rows, norm_rows, open_rows, page_elements,
-    paged_attention, products, rotate_rows, softcap_rows, write_kv,
+    PagedKv, Product, Span, activate_rows, gate_rows, open_rows, page_elements, paged_attention, products,
+    rotate_rows, softcap_rows, write_kv,
 };
 use aligner_core::ops::{Activation, AttentionShape};
-use aligner_core::{Error, Result};
 
 use crate::accelerator::DeviceStore;
 use crate::adapters::Adapters;
@@ -165,14 +166,12 @@ pub(crate) fn forward<'a>(
         x = body.layer(&mut pass, index, x)?;
     }
     let normed = pass.norm(x, body.last_norm()?)?;
-    let head = weights.head();
-    let (rows, vocab) = (batch.wanted.len(), head.shape()[0]);
+    let (rows, vocab) = (batch.wanted.len(), weights.head().shape()[0]);
     let mut logits = std::mem::take(&mut pass.buffers.logits);
     if logits.len() < rows * vocab {
         logits.resize(rows * vocab, 0.0);
     }
-    let product = Product { weight: head, bias: None, out: &mut logits[..rows * vocab], add: false };
-    products(normed.values(), rows, [product]);
+    pass.logits(&normed, &mut logits[..rows * vocab]);
     if let Some(cap) = weights.model.config().logit_softcap {
         softcap_rows(&mut logits[..rows * vocab], cap);
     }
@@ -215,51 +214,6 @@ impl Pass<'_> {
 
     fn recycle(&mut self, rows: Rows) {
         self.buffers.idle.push(rows.data);
-    }
-
-    fn embed(&mut self) -> Result<Rows> {
-        let body = self.weights.model.body();
-        let table = self.weights.vector(body.embedding_id()?);
-        let hidden = self.weights.model.config().hidden_size;
-        let mut x = self.rows(self.batch.tokens.len(), hidden);
-        let scale = body.embedding_scale();
-        let positions = body.positions_id().map(|id| self.weights.vector(id));
-        let rows = x.values_mut().chunks_exact_mut(hidden).zip(&self.batch.tokens);
-        for ((x, &token), &position) in rows.zip(&self.batch.positions) {
-            let start = token as usize * hidden;
-            let row = table.get(start..start + hidden);
-            x.copy_from_slice(row.ok_or_else(|| {
-                Error::Invalid(format!(
-                    "token {token} is outside of the vocabulary of {}",
-                    table.len() / hidden
-                ))
-            })?);
-            if let Some(scale) = scale {
-                for x in x.iter_mut() {
-                    *x *= scale;
-                }
-            }
-            if let Some(positions) = positions {
-                // The engine has checked that no request is longer than the context.
-                let row = &positions[position * hidden..][..hidden];
-                x.iter_mut().zip(row).for_each(|(x, position)| *x += position);
-            }
-        }
-        Ok(x)
-    }
-
-    /// The norm of each row, or of each part of a row that is as long as the norm's weight, in rows of
-    /// another buffer.
-    fn normed(&mut self, x: &Rows, norm: Norm) -> Rows {
-        let mut out = self.rows(x.count, x.columns);
-        let weight = self.weights.vector(norm.weight);
-        let kind = match (norm.kind, norm.bias) {
-            (NormKind::Layer, Some(bias)) => RowNorm::Layer(weight, self.weights.vector(bias)),
-            (NormKind::RmsPlusOne, _) => RowNorm::Rms(weight, 1.0),
-            _ => RowNorm::Rms(weight, 0.0),
-        };
-        norm_rows(x.values(), kind, norm.epsilon, out.values_mut());
-        out
     }
 
     /// So many columns of each row, from `first` on.

@@ -218,7 +218,6 @@ impl Weights {
     }
 
     /// The language-model head's parameter.
-    #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "read on accelerators"))]
     pub(crate) fn head_id(&self) -> ParamId {
         self.head
     }

@@ -5,27 +5,43 @@ mod tiny;
 use std::path::Path;
 
 use aligner_core::model::{CausalLm, LoraConfig, Targets};
+use aligner_core::ops::host::to_vec;
 use aligner_core::rng::Rng;
-use aligner_core::weights::{AdapterCheckpoint, SaveDtype, save_adapter};
+use aligner_core::weights::{AdapterCheckpoint, Checkpoint, SaveDtype, save_adapter};
 use aligner_core::{Device, Engine, Event, Policy, Prompt, Request, Sample, Sampling, Tensor};
 use aligner_infer::{CacheSize, EngineConfig, PackedKind, PagedEngine, Speculation};
 
-const NAMES: [&str; 3] = ["all", "narrow", "lengths"];
+const NAMES: [&str; 5] = ["all", "narrow", "lengths", "head", "ends"];
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
 
 /// An adapter that has moved away from zero, of each name its own kind.
 fn adapted(base: &CausalLm, name: &str) -> CausalLm {
-    let few = Targets::Names(vec!["q_proj".into(), "down_proj".into()]);
+    let few = Targets::Names(names(&["q_proj", "down_proj"]));
     let config = match name {
         "all" => LoraConfig { r: 3, alpha: 6.0, targets: Targets::AllLinear, ..LoraConfig::default() },
         "narrow" => LoraConfig { r: 1, alpha: 4.0, targets: few, rslora: true, ..LoraConfig::default() },
+        "head" => LoraConfig { modules_to_save: names(&["lm_head"]), ..LoraConfig::default() },
+        "ends" => {
+            let saved = names(&["embed_tokens", "lm_head", "model.norm", "input_layernorm"]);
+            LoraConfig { targets: few, modules_to_save: saved, ..LoraConfig::default() }
+        }
         _ => LoraConfig { r: 2, alpha: 4.0, targets: few, dora: true, ..LoraConfig::default() },
     };
+    moved(base, config, name.len() as u64)
+}
+
+/// An adapter whose additions, and modules in full, are not those that it begins with.
+fn moved(base: &CausalLm, config: LoraConfig, seed: u64) -> CausalLm {
     let mut model = base.clone().with_adapter(config, 1).unwrap();
     for (at, param) in model.params_mut().iter_mut().enumerate() {
-        if param.name.ends_with("lora_B.weight") {
-            let rng = Rng::new(&[at as u64, name.len() as u64]);
-            let values: Vec<f32> =
-                (0..param.elements() as u64).map(|i| (rng.normal(i) * 0.3) as f32).collect();
+        if param.trainable && !param.name.ends_with("lora_A.weight") && !param.name.ends_with("vector") {
+            let rng = Rng::new(&[at as u64, seed]);
+            let values =
+                (0..).zip(to_vec(&param.value)).map(|(i, value)| value + (rng.normal(i) * 0.3) as f32);
+            let values: Vec<f32> = values.collect();
             param.value = Tensor::from_floats(values.as_slice(), &Device::flex());
         }
     }
@@ -52,10 +68,10 @@ fn requests() -> Vec<Request> {
     let request = |at: usize| {
         let tokens: Vec<u32> = (0..40 + at as u32 % 5).map(|token| 3 + token * 7 % 50).collect();
         let prompt = Prompt { id: format!("p{at}"), tokens, metadata: serde_json::Value::Null };
-        let adapter = (at % 4).checked_sub(1).map(|name| NAMES[name].to_string());
+        let adapter = (at % (1 + NAMES.len())).checked_sub(1).map(|name| NAMES[name].to_string());
         Request { adapter, ..Request::new(prompt, sampling.clone()) }
     };
-    (0..12).map(request).collect()
+    (0..18).map(request).collect()
 }
 
 fn run(engine: &mut PagedEngine, requests: &[Request]) -> Vec<Sample> {
@@ -134,13 +150,65 @@ fn what_an_engine_cannot_add_or_does_not_know_is_refused() {
     let unknown = Request { adapter: Some("other".into()), ..requests().remove(0) };
     let message = engine.submit(unknown).unwrap_err().to_string();
     assert!(message.contains("no adapter is called `other`") && message.contains("narrow"), "{message}");
-    let settings = LoraConfig { modules_to_save: vec!["lm_head".into()], ..LoraConfig::default() };
+    let settings = LoraConfig { modules_to_save: names(&["down_proj"]), ..LoraConfig::default() };
     let saved = base.clone().with_adapter(settings, 1).unwrap();
-    let place = dir.path().join("saved");
-    save_adapter(&place, saved.config(), saved.params(), "base", SaveDtype::F32).unwrap();
-    let saved = AdapterCheckpoint::open(&place).unwrap();
-    let message = engine.add_adapter("saved", &saved).unwrap_err().to_string();
-    assert!(message.contains("lm_head.weight of its own") && message.contains("merge"), "{message}");
+    let scores = base.clone().with_score_head(1, 1).unwrap().with_adapter(LoraConfig::default(), 1).unwrap();
+    for (name, model, parts) in [
+        ("saved", saved, ["model.layers.0.mlp.down_proj.weight in full", "merge it first"]),
+        ("scores", scores, ["a score head", "draws text"]),
+    ] {
+        let place = dir.path().join(name);
+        save_adapter(&place, model.config(), model.params(), "base", SaveDtype::F32).unwrap();
+        let file = AdapterCheckpoint::open(&place).unwrap();
+        let message = engine.add_adapter(name, &file).unwrap_err().to_string();
+        let known = [&format!("adapter `{name}`"), parts[0], parts[1]];
+        assert!(known.iter().all(|part| message.contains(*part)), "{message}");
+    }
     let message = engine.refit(base.params(), 1).unwrap_err().to_string();
     assert!(message.contains("keeps its weights"), "{message}");
+}
+
+#[test]
+fn embeddings_norms_and_heads_of_an_adapter_s_own_serve_its_own_rows() {
+    let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models"));
+    for (family, saved) in [
+        // A head that is the embedding, learned positions, norms with a bias.
+        ("gpt2", &["wte", "wpe", "ln_1", "ln_f"] as &[&str]),
+        // A scaled embedding, norms after each block, and a cap on the logits.
+        ("gemma2", &["embed_tokens", "layernorm"]),
+        // Norms of each head, and routers among experts.
+        ("qwen3_moe", &["q_norm", "k_norm", "lm_head"]),
+    ] {
+        let base = CausalLm::load(&Checkpoint::open(&golden.join(family)).unwrap(), &Device::flex()).unwrap();
+        let settings = LoraConfig {
+            targets: Targets::AllLinear,
+            modules_to_save: names(saved),
+            ..LoraConfig::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let mut mixed = engine(&base, EngineConfig::default());
+        let models: Vec<CausalLm> = (0..2).map(|seed| moved(&base, settings.clone(), seed)).collect();
+        for (name, model) in ["one", "two"].iter().zip(&models) {
+            let place = dir.path().join(name);
+            save_adapter(&place, model.config(), model.params(), "base", SaveDtype::F32).unwrap();
+            mixed.add_adapter(name, &AdapterCheckpoint::open(&place).unwrap()).unwrap();
+        }
+        let owners = [None, Some(("one", &models[0])), Some(("two", &models[1]))];
+        let owners: Vec<_> = owners.iter().cycle().take(6).collect();
+        let request = |(at, owner): (usize, &&Option<(&str, &CausalLm)>)| {
+            let sampling = Sampling { max_tokens: 6, seed: 5, ..Sampling::default() };
+            let tokens = (0..9).map(|token| 3 + token * 31 % 200).collect();
+            let prompt = Prompt { id: format!("p{at}"), tokens, metadata: serde_json::Value::Null };
+            Request { adapter: owner.map(|(name, _)| name.into()), ..Request::new(prompt, sampling) }
+        };
+        let requests: Vec<Request> = owners.iter().enumerate().map(request).collect();
+        let together = run(&mut mixed, &requests);
+        for ((request, owner), sample) in requests.iter().zip(owners).zip(&together) {
+            let own = owner.map_or(&base, |(_, model)| model);
+            let plain = Request { adapter: None, ..request.clone() };
+            let alone = run(&mut engine(own, EngineConfig::default()), &[plain]).remove(0);
+            assert!(close(&alone, sample), "{family}: {:?}", request.adapter);
+        }
+        assert!(!close(&together[0], &together[1]) && !close(&together[1], &together[2]), "{family}");
+    }
 }

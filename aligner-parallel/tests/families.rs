@@ -1,5 +1,8 @@
 //! Every family on two ranks along each axis: log-probabilities and gradients are those of one rank.
 
+#[path = "../../aligner-core/tests/scaled_weights/eight_bits.rs"]
+mod eight_bits;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,7 +35,11 @@ fn directory(name: &str) -> PathBuf {
 }
 
 fn model(name: &str) -> CausalLm {
-    CausalLm::load(&Checkpoint::open(&directory(name)).unwrap(), &Device::flex()).unwrap()
+    loaded(&directory(name))
+}
+
+fn loaded(directory: &Path) -> CausalLm {
+    CausalLm::load(&Checkpoint::open(directory).unwrap(), &Device::flex()).unwrap()
 }
 
 /// A shared prompt, and a text that is longer than the golden models' windows.
@@ -138,13 +145,52 @@ fn pipeline_stages_compute_what_one_rank_does() {
 }
 
 /// A rank's parameters of a model that it cuts as it reads it, with the bytes that it read.
-fn read_own(name: &str, comms: &MeshComms, cut: Cut) -> Result<(ParamSet, u64)> {
-    let checkpoint = Arc::new(Checkpoint::open(&directory(name))?);
+fn read_own(directory: &Path, comms: &MeshComms, cut: Cut) -> Result<(ParamSet, u64)> {
+    let checkpoint = Arc::new(Checkpoint::open(directory)?);
     let unread = CausalLm::open(&checkpoint, &Device::flex())?;
     let message = unread.forward(&batch(), Needs::NOTHING).unwrap_err().to_string();
     assert!(message.contains("has not been read"), "{message}");
     let policy = ParallelLm::new(&unread, comms, cut)?;
     Ok((policy.params().clone(), checkpoint.bytes_read()))
+}
+
+/// What ranks read, as elements and bytes, when they cut a model as they read it; it has to be what they have of a model that they
+/// cut afterwards.
+fn read_by_ranks(directory: &Path, mesh: [usize; 5], cut: Cut) -> Vec<(u64, u64)> {
+    let whole = loaded(directory);
+    let results = ThreadComm::run(mesh.iter().product(), |comm| {
+        let comms = MeshComms::new(Mesh::new(mesh)?, Arc::new(comm))?;
+        let expected = ParallelLm::new(&whole, &comms, cut)?;
+        let (own, bytes) = read_own(directory, &comms, cut)?;
+        assert_eq!(own.len(), expected.params().len());
+        for (own, expected) in own.iter().zip(expected.params().iter()) {
+            assert_eq!((&own.name, &own.shape), (&expected.name, &expected.shape));
+            let [values, expected] = [&own.value, &expected.value].map(to_vec);
+            assert_eq!(values, expected, "{}: {}", directory.display(), own.name);
+        }
+        Ok((own.elements(false) as u64, bytes))
+    });
+    let unwrapped = |result: Result<_>| {
+        result.unwrap_or_else(|error| panic!("{} on {mesh:?}: {error}", directory.display()))
+    };
+    results.into_iter().map(unwrapped).collect()
+}
+
+#[test]
+fn ranks_read_weights_in_eight_bits_with_their_own_scales() {
+    let shared = Cut { share_parameters: true, ..Cut::default() };
+    for (mesh, cut) in
+        [([2, 1, 1, 1, 1], Cut::default()), ([1, 1, 1, 1, 2], Cut::default()), ([1, 1, 1, 2, 1], shared)]
+    {
+        for form in [eight_bits::blocks(false), eight_bits::rows(), eight_bits::whole()] {
+            let dir = tempfile::tempdir().unwrap();
+            eight_bits::write(&directory("llama_gqa_untied"), dir.path(), &form);
+            let all = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
+            for (rank, (_, bytes)) in read_by_ranks(dir.path(), mesh, cut).into_iter().enumerate() {
+                assert!(bytes < all * 3 / 4, "{mesh:?}: rank {rank} read {bytes} of {all} bytes");
+            }
+        }
+    }
 }
 
 #[test]
@@ -162,20 +208,8 @@ fn a_rank_reads_its_own_bytes_alone() {
             if is_moe != (mesh[2] > 1) && mesh != [1, 1, 1, 1, 2] {
                 continue;
             }
-            let ranks: usize = mesh.iter().product();
-            let results = ThreadComm::run(ranks, |comm| {
-                let comms = MeshComms::new(Mesh::new(mesh)?, Arc::new(comm))?;
-                let expected = ParallelLm::new(&model(name), &comms, cut)?;
-                let (own, bytes) = read_own(name, &comms, cut)?;
-                assert_eq!(own.len(), expected.params().len());
-                for (own, expected) in own.iter().zip(expected.params().iter()) {
-                    assert_eq!((&own.name, &own.shape), (&expected.name, &expected.shape));
-                    assert_eq!(to_vec(&own.value), to_vec(&expected.value), "{name}: {}", own.name);
-                }
-                Ok((own.elements(false) as u64, bytes))
-            });
-            for (rank, result) in results.into_iter().enumerate() {
-                let (elements, bytes) = result.unwrap_or_else(|error| panic!("{name} on {mesh:?}: {error}"));
+            let read = read_by_ranks(&directory(name), mesh, cut);
+            for (rank, (elements, bytes)) in read.into_iter().enumerate() {
                 // Files of this family have matrices the other way round, which are read whole.
                 let exact = name != "gpt2" || mesh[4] > 1;
                 assert!(

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use aligner_core::weights::WEIGHT_FILES;
+use aligner_core::weights::{Gguf, WEIGHT_FILES};
 use aligner_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -36,8 +36,11 @@ impl Fingerprints {
         self.add_blocks(path, u64::MAX)
     }
 
-    /// Adds what a model's directory, or its `.gguf` file, holds of configuration and weights.
+    /// Adds what a model's directory, or its `.gguf` files, hold of configuration and weights.
     pub(crate) fn add_model(&mut self, path: &Path) -> Result<()> {
+        if path.is_file() && path.extension().is_some_and(|extension| extension == "gguf") {
+            return Gguf::open(path)?.files().try_for_each(|file| self.add_blocks(file, SAMPLED_BLOCKS));
+        }
         if !path.is_dir() {
             return self.add_blocks(path, SAMPLED_BLOCKS);
         }

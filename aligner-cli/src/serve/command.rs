@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use aligner_core::Engine;
+use aligner_core::weights::gguf_name;
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpListener;
 
@@ -126,12 +127,13 @@ fn settings(arguments: &Arguments, model: &LoadedModel) -> Settings {
     }
 }
 
-/// The last part of the path, without `.gguf`.
+/// The last part of the path, without `.gguf` and the number of a file among several.
 fn name_of(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let is_file = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    let name = if is_file { path.file_stem() } else { path.file_name() };
-    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    let directory = || path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = if is_file { gguf_name(&path) } else { directory() };
+    name.unwrap_or_else(|| "model".into())
 }
 
 async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
@@ -161,6 +163,7 @@ mod tests {
     #[test]
     fn a_model_is_named_after_its_file_or_directory() {
         assert_eq!(name_of(Path::new("models/SmolLM2-135M.Q4_1.gguf")), "SmolLM2-135M.Q4_1");
+        assert_eq!(name_of(Path::new("models/Qwen3-4B-00001-of-00003.gguf")), "Qwen3-4B");
         assert_eq!(name_of(Path::new("runs/demo.v2/model/")), "model");
     }
 }

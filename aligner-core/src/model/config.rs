@@ -14,11 +14,13 @@ mod experts;
 mod fields;
 mod gguf;
 mod json;
+mod quantization;
 mod rope;
 
 pub use experts::ExpertsConfig;
 pub(crate) use fields::Fields;
 pub(crate) use gguf::ROPE_DIVISORS;
+pub(crate) use quantization::{Grid, grids};
 pub use rope::{Llama3Scaling, RopeConfig};
 
 /// Largest accepted value of any one dimension: far above every real model, and low enough that a
@@ -131,10 +133,7 @@ impl ModelConfig {
     /// # Errors
     /// A file that is not there or not JSON, and those of [`ModelConfig::from_json`].
     pub fn from_file(path: &Path) -> Result<Self> {
-        let text = read_whole(path, MAX_BYTES)?;
-        let value = serde_json::from_slice(&text)
-            .map_err(|error| Error::format(path, format!("not valid JSON: {error}")))?;
-        Self::from_json(path, &value)
+        Self::from_json(path, &read_json(path)?)
     }
 
     /// Checks every size.
@@ -237,6 +236,15 @@ impl ModelConfig {
         let bad = sizes.into_iter().filter(|&(_, value, most)| value == 0 || value > most);
         bad.map(|(key, value, most)| format!("{key} must be between 1 and {most}, got {value}")).collect()
     }
+}
+
+/// The content of a `config.json`.
+///
+/// # Errors
+/// A file that is not there or not JSON.
+pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value> {
+    let text = read_whole(path, MAX_BYTES)?;
+    serde_json::from_slice(&text).map_err(|error| Error::format(path, format!("not valid JSON: {error}")))
 }
 
 #[cfg(test)]

@@ -1,29 +1,15 @@
 //! A model on disk: a Hugging Face directory or a GGUF file, behind one set of names.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use super::files::Files;
 use super::gguf::{Gguf, GgufNames};
-use super::pytorch::PytorchFile;
-use super::safetensors_file::SafetensorsFile;
-use super::unique::UniqueMap;
-use super::whole::read_whole;
+use crate::model::config::{grids, read_json};
 use crate::model::{ModelConfig, ParamSpec};
 use crate::{Error, Result};
-
-/// Files of weights in a directory, of which the first that is there is read: one whole file wins over an index, as
-/// in transformers, and safetensors over pickles.
-pub const WEIGHT_FILES: [&str; 4] = [
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-];
-/// Largest index that is read: that of a safetensors file.
-const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 /// An open checkpoint: configuration, names, shapes, and tensors on demand.
 ///
@@ -38,51 +24,13 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Store {
-    Files { files: Vec<TensorFile>, owners: BTreeMap<String, usize> },
+    Files(Files),
     Gguf { file: Gguf, names: GgufNames },
-}
-
-/// A file of tensors under Hugging Face's names.
-#[derive(Debug)]
-enum TensorFile {
-    Safetensors(SafetensorsFile),
-    Pytorch(PytorchFile),
-}
-
-impl TensorFile {
-    /// Its name says which it is.
-    fn open(path: &Path) -> Result<Self> {
-        if path.extension().is_some_and(|extension| extension == "bin") {
-            return Ok(Self::Pytorch(PytorchFile::open(path)?));
-        }
-        Ok(Self::Safetensors(SafetensorsFile::open(path)?))
-    }
-
-    fn names(&self) -> Vec<String> {
-        match self {
-            Self::Safetensors(file) => file.names().map(str::to_string).collect(),
-            Self::Pytorch(file) => file.names().map(str::to_string).collect(),
-        }
-    }
-
-    fn shape(&self, name: &str) -> Option<&[usize]> {
-        match self {
-            Self::Safetensors(file) => file.shape(name),
-            Self::Pytorch(file) => file.shape(name),
-        }
-    }
-
-    fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        match self {
-            Self::Safetensors(file) => file.read(name),
-            Self::Pytorch(file) => file.read(name),
-        }
-    }
 }
 
 impl Checkpoint {
     /// Opens a directory with `config.json` and `model.safetensors` or `pytorch_model.bin` (or the index of
-    /// shards of either), or a `.gguf` file. Headers are read and checked; tensors are not read yet.
+    /// shards of either), or a `.gguf` file, of several the first. Headers are read and checked; tensors are not read yet.
     ///
     /// # Errors
     /// A missing file, a configuration that is not supported, and a file that is truncated or
@@ -103,23 +51,13 @@ impl Checkpoint {
     }
 
     fn open_directory(path: &Path) -> Result<Self> {
-        let config = ModelConfig::from_file(&path.join("config.json"))?;
-        let found = WEIGHT_FILES.iter().map(|name| path.join(name)).find(|file| file.exists());
-        let Some(file) = found else {
-            let known = WEIGHT_FILES.join(", ");
-            return Err(Error::format(
-                path,
-                format!("expected a file of weights beside config.json, one of {known}"),
-            ));
-        };
-        let store = if file.extension().is_some_and(|extension| extension == "json") {
-            open_shards(path, &file)?
-        } else {
-            let file = TensorFile::open(&file)?;
-            let owners = file.names().into_iter().map(|name| (name, 0)).collect();
-            Store::Files { files: vec![file], owners }
-        };
-        Ok(Self { path: path.to_path_buf(), config, store })
+        let file = path.join("config.json");
+        let json = read_json(&file)?;
+        let config = ModelConfig::from_json(&file, &json)?;
+        let grids =
+            json.as_object().map(grids).transpose().map_err(|message| Error::format(&file, message))?;
+        let files = Files::open(path, grids.flatten().as_deref())?;
+        Ok(Self { path: path.to_path_buf(), config, store: Store::Files(files) })
     }
 
     /// Where it was opened.
@@ -136,14 +74,14 @@ impl Checkpoint {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.store {
             Store::Gguf { file, .. } => Some(file),
-            Store::Files { .. } => None,
+            Store::Files(_) => None,
         }
     }
 
     /// The tensors' names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let (owned, mapped) = match &self.store {
-            Store::Files { owners, .. } => (Some(owners.keys().map(String::as_str)), None),
+            Store::Files(files) => (Some(files.names()), None),
             Store::Gguf { names, .. } => (None, Some(names.iter())),
         };
         owned.into_iter().flatten().chain(mapped.into_iter().flatten())
@@ -152,7 +90,7 @@ impl Checkpoint {
     /// A tensor's shape; none where there is no such tensor.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
         match &self.store {
-            Store::Files { files, owners } => files[*owners.get(name)?].shape(name).map(<[_]>::to_vec),
+            Store::Files(files) => files.shape(name).map(<[_]>::to_vec),
             Store::Gguf { file, names } => {
                 let place = names.place(name)?;
                 let mut shape = file.parameter_shape(place)?;
@@ -164,17 +102,14 @@ impl Checkpoint {
         }
     }
 
-    /// A tensor's shape and its elements as `f32`, in row-major order.
+    /// A tensor's shape and its elements as `f32`, in row-major order; those of eight bits times their scales.
     ///
     /// # Errors
     /// A name that is not there, a dtype that is not supported, a failed read.
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let absent = || Error::format(&self.path, format!("the checkpoint has no tensor named {name}"));
         match &self.store {
-            Store::Files { files, owners } => {
-                let owner = *owners.get(name).ok_or_else(absent)?;
-                files[owner].read(name)
-            }
+            Store::Files(files) => files.read(name).ok_or_else(absent)?,
             Store::Gguf { file, names } => {
                 let place = names.place(name).ok_or_else(absent)?;
                 let (mut shape, mut elements) = file.read_parameter(place)?;
@@ -219,7 +154,8 @@ impl Checkpoint {
     }
 
     /// Ranges of a model's parameter, in the order of the elements that the model has, one after the other. Of a
-    /// safetensors file only these bytes are read, where it has the parameter as the model does.
+    /// safetensors file only these bytes are read, where it has the parameter as the model does, and of scales beside
+    /// it those of the rows of blocks that the ranges lie in.
     ///
     /// # Errors
     /// As [`Checkpoint::read_parameter`]; a range past the parameter's end.
@@ -228,12 +164,13 @@ impl Checkpoint {
         if let Some(piece) = pieces.iter().find(|piece| piece.start > piece.end || piece.end > elements) {
             return Err(Error::shape(spec.name.as_str(), format!("elements {piece:?} within"), &spec.shape));
         }
-        if let Store::Files { files, owners } = &self.store
-            && let Some(TensorFile::Safetensors(file)) = owners.get(name).map(|&owner| &files[owner])
+        if let Store::Files(files) = &self.store
             && !spec.transposed
         {
             self.check_shape(name, &spec.shape)?;
-            return file.read_pieces(name, pieces);
+            if let Some(values) = files.read_pieces(name, pieces) {
+                return values;
+            }
         }
         let whole = self.read_parameter(spec)?;
         Ok(pieces.iter().flat_map(|piece| &whole[piece.clone()]).copied().collect())
@@ -241,12 +178,10 @@ impl Checkpoint {
 
     /// Bytes of tensors that have been read from safetensors files so far.
     pub fn bytes_read(&self) -> u64 {
-        let Store::Files { files, .. } = &self.store else { return 0 };
-        let of_file = |file: &TensorFile| match file {
-            TensorFile::Safetensors(file) => file.bytes_read(),
-            TensorFile::Pytorch(_) => 0,
-        };
-        files.iter().map(of_file).sum()
+        match &self.store {
+            Store::Files(files) => files.bytes_read(),
+            Store::Gguf { .. } => 0,
+        }
     }
 
     /// The name that a model's parameter has here.
@@ -265,44 +200,4 @@ pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
         out.iter_mut().enumerate().for_each(|(row, out)| *out = values[row * columns + column]);
     });
     out
-}
-
-#[derive(serde::Deserialize)]
-struct Index {
-    weight_map: UniqueMap<String>,
-}
-
-fn open_shards(directory: &Path, index_path: &Path) -> Result<Store> {
-    let text = read_whole(index_path, MAX_INDEX_BYTES)?;
-    let index: Index = serde_json::from_slice(&text)
-        .map_err(|error| Error::format(index_path, format!("bad index: {error}")))?;
-    let mut shards: BTreeMap<String, usize> = BTreeMap::new();
-    let mut files = Vec::new();
-    let mut owners = BTreeMap::new();
-    for (tensor, shard) in index.weight_map.0 {
-        let owner = if let Some(&owner) = shards.get(&shard) {
-            owner
-        } else {
-            check_shard_name(index_path, &tensor, &shard)?;
-            files.push(TensorFile::open(&directory.join(&shard))?);
-            shards.insert(shard.clone(), files.len() - 1);
-            files.len() - 1
-        };
-        if files[owner].shape(&tensor).is_none() {
-            return Err(Error::format(index_path, format!("tensor {tensor} is not in {shard}")));
-        }
-        owners.insert(tensor, owner);
-    }
-    Ok(Store::Files { files, owners })
-}
-
-/// An index may only name files beside itself.
-fn check_shard_name(index_path: &Path, tensor: &str, shard: &str) -> Result<()> {
-    let mut components = Path::new(shard).components();
-    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
-    if plain && !shard.contains(['/', '\\']) {
-        return Ok(());
-    }
-    let message = format!("tensor {tensor} is said to be in {shard:?}; expected a file name without a path");
-    Err(Error::format(index_path, message))
 }

@@ -1,4 +1,4 @@
-//! GGUF, versions 2 and 3: metadata and tensors of one file, read and written.
+//! GGUF, versions 2 and 3: metadata and tensors of one file, read and written, and of a model in several files, read.
 //!
 //! Layout: magic, version, counts; the metadata's key-value pairs; a name, shape, type and offset
 //! for each tensor; then, aligned, the tensors' bytes. All numbers are little-endian.
@@ -14,38 +14,57 @@ mod dtype;
 mod form;
 mod names;
 mod reader;
+mod split;
 mod value;
 mod write;
 
 pub use dtype::GgufDtype;
 pub(crate) use form::GgufNames;
+pub use split::gguf_name;
 pub use value::GgufValue;
 pub use write::save_gguf;
 
 /// Tensors begin at multiples of it, in bytes, where a file does not say otherwise.
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// An open GGUF file whose header has been checked.
+/// An open GGUF file whose header has been checked, or the first of several that hold a model together.
 #[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
-    /// None of a file that is not written yet.
-    source: Option<Source>,
+    /// The files in their order, the one at `path` first; none of a file that is not written yet.
+    sources: Vec<Source>,
+    /// That of the first file.
     metadata: BTreeMap<String, GgufValue>,
-    tensors: BTreeMap<String, Location>,
+    tensors: BTreeMap<String, InFile>,
+}
+
+/// A tensor's place among the files, and in its own.
+#[derive(Debug)]
+struct InFile {
+    file: usize,
+    location: Location,
 }
 
 impl Gguf {
-    /// Reads the metadata and the tensors' places; the tensors stay on disk.
+    /// Reads the metadata and the tensors' places; the tensors stay on disk. Of a model in several files, this is the
+    /// first, and the others are found beside it.
     ///
     /// # Errors
     /// [`Error::Format`] names the file and the key or tensor at fault: another format, a version
     /// that is not supported, a truncated file, an element type that is not supported, tensors
-    /// that overlap or lie outside the file.
+    /// that overlap or lie outside the file; a file that is not the first of its model, one that is missing, and
+    /// files that do not belong together.
     pub fn open(path: &Path) -> Result<Self> {
+        split::joined(Self::open_alone(path)?)
+    }
+
+    /// One file, whatever it says of others.
+    fn open_alone(path: &Path) -> Result<Self> {
         let source = Source::open(path)?;
         let (metadata, tensors) = reader::read_header(&source)?;
-        Ok(Self { path: path.to_path_buf(), source: Some(source), metadata, tensors })
+        let place = |(name, location)| (name, InFile { file: 0, location });
+        let tensors = tensors.into_iter().map(place).collect();
+        Ok(Self { path: path.to_path_buf(), sources: vec![source], metadata, tensors })
     }
 
     /// The file that there would be with these contents, for what its header says.
@@ -54,10 +73,13 @@ impl Gguf {
         metadata: impl IntoIterator<Item = (String, GgufValue)>,
         shapes: impl IntoIterator<Item = (String, Vec<usize>)>,
     ) -> Self {
-        let place = |(name, shape)| (name, Location { shape, encoding: Encoding::F32, offset: 0 });
+        let place = |(name, shape)| {
+            let location = Location { shape, encoding: Encoding::F32, offset: 0 };
+            (name, InFile { file: 0, location })
+        };
         Self {
             path: path.to_path_buf(),
-            source: None,
+            sources: Vec::new(),
             metadata: metadata.into_iter().collect(),
             tensors: shapes.into_iter().map(place).collect(),
         }
@@ -66,6 +88,11 @@ impl Gguf {
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The files that it is read from, in their order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.sources.iter().map(Source::path)
     }
 
     /// The keys of the metadata, sorted.
@@ -156,6 +183,21 @@ impl Gguf {
         })
     }
 
+    /// An array of bytes, signed or not.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn bytes(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let byte = |&number: &i64| {
+            u8::try_from(number).or_else(|_| i8::try_from(number).map(i8::cast_unsigned)).ok()
+        };
+        self.typed(key, "an array of bytes", |value| match value {
+            GgufValue::Bytes(bytes) => Some(bytes.clone()),
+            GgufValue::Integers(numbers) => numbers.iter().map(byte).collect(),
+            _ => None,
+        })
+    }
+
     /// An array of numbers: token scores.
     ///
     /// # Errors
@@ -188,7 +230,7 @@ impl Gguf {
 
     /// A tensor's shape, row-major: `[out, in]`. The file itself lists the innermost first.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|location| location.shape.as_slice())
+        self.tensors.get(name).map(|place| place.location.shape.as_slice())
     }
 
     /// A tensor's shape and elements, dequantised, in the file's own order of rows.
@@ -202,7 +244,9 @@ impl Gguf {
 
     fn find(&self, name: &str) -> Result<(&Source, &Location)> {
         let absent = || Error::format(self.path(), format!("no tensor named {name}"));
-        self.source.as_ref().zip(self.tensors.get(name)).ok_or_else(absent)
+        let place = self.tensors.get(name).ok_or_else(absent)?;
+        let source = self.sources.get(place.file).ok_or_else(absent)?;
+        Ok((source, &place.location))
     }
 
     /// One of a tensor's matrices, `[rows, columns]` each, dequantised.
@@ -220,7 +264,7 @@ impl Gguf {
         let (Some(matrix), Some(bytes)) = (matrix, bytes) else {
             let shape = &location.shape;
             let message = format!("tensor {name}: no matrix {index} in shape {shape:?}");
-            return Err(Error::format(self.path(), message));
+            return Err(Error::format(source.path(), message));
         };
         let offset = location.offset + (index * bytes) as u64;
         source.decode(&Location { shape: matrix.to_vec(), encoding: location.encoding, offset })

@@ -51,6 +51,11 @@ impl SafetensorsFile {
         self.tensors.get(name).map(|info| info.shape.as_slice())
     }
 
+    /// Whether a tensor's elements are floating point in eight bits.
+    pub(crate) fn is_eight_bits(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|info| matches!(info.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2))
+    }
+
     /// The tensor's shape and its elements as `f32`.
     pub(crate) fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let location = self.location(name)?;

@@ -15,10 +15,10 @@ use aligner_core::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::parts::build;
-use super::sentencepiece::{Algorithm, Prefix, Rules};
+use super::sentencepiece::{Algorithm, Prefix, Rules, check};
 use super::specials::Specials;
-use super::vocabulary::Vocabulary;
-use super::{Tokenizer, guarded};
+use super::vocabulary::{UNKNOWN, UNUSED, Vocabulary};
+use super::{Tokenizer, guarded, hostile};
 
 pub(super) fn read(path: &Path) -> Result<Tokenizer> {
     of_metadata(&Gguf::open(path)?)
@@ -31,11 +31,12 @@ fn of_metadata(gguf: &Gguf) -> Result<Tokenizer> {
     let (parts, adds_bos) = match gguf.text("tokenizer.ggml.model")? {
         Some("gpt2") => (byte_level::parts(gguf, vocabulary)?, false),
         Some("llama") => (sentencepiece(gguf, vocabulary)?.parts(), true),
+        Some("t5") => (unigram(gguf, vocabulary)?.parts(), false),
         other => {
             let other = other.unwrap_or("none");
             return Err(Error::format(
                 path,
-                format!("tokenizer.ggml.model: expected gpt2 or llama, got {other}"),
+                format!("tokenizer.ggml.model: expected gpt2, llama or t5, got {other}"),
             ));
         }
     };
@@ -62,12 +63,7 @@ fn vocabulary(gguf: &Gguf) -> Result<Vocabulary<'_>> {
 
 /// `llama` in GGUF: BPE, whose merges follow from the tokens' scores.
 fn sentencepiece<'a>(gguf: &'a Gguf, vocabulary: Vocabulary<'a>) -> Result<Rules<'a>> {
-    let scores = required(gguf, "tokenizer.ggml.scores", gguf.numbers("tokenizer.ggml.scores")?)?;
-    if scores.len() != vocabulary.tokens.len() {
-        let (tokens, scores) = (vocabulary.tokens.len(), scores.len());
-        let message = format!("tokenizer.ggml.scores: expected {tokens} entries, one a token, got {scores}");
-        return Err(Error::format(gguf.path(), message));
-    }
+    let scores = scores(gguf, vocabulary)?;
     let prefix = gguf.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     Ok(Rules {
         algorithm: Algorithm::Bpe,
@@ -78,6 +74,47 @@ fn sentencepiece<'a>(gguf: &'a Gguf, vocabulary: Vocabulary<'a>) -> Result<Rules
         drops_spaces: false,
         charsmap: None,
     })
+}
+
+/// `t5` in GGUF: the split with the best sum of scores.
+fn unigram<'a>(gguf: &'a Gguf, vocabulary: Vocabulary<'a>) -> Result<Rules<'a>> {
+    let wrong = |message: String| Error::format(gguf.path(), message);
+    let scores = scores(gguf, vocabulary)?;
+    // What only fills the embedding's rows is no piece.
+    let used = (0..scores.len()).rev().find(|&id| vocabulary.kind(id) != UNUSED).map_or(0, |id| id + 1);
+    let types = vocabulary.types.get(..used).unwrap_or_default();
+    let vocabulary = Vocabulary { tokens: &vocabulary.tokens[..used], types };
+    let scores = &scores[..used];
+    check(vocabulary.tokens, scores).map_err(|message| wrong(format!("tokenizer.ggml.tokens: {message}")))?;
+    if vocabulary.of_kind(UNKNOWN).next().is_none() {
+        let message =
+            format!("tokenizer.ggml.token_type: expected {UNKNOWN}, the unknown token, for one of them");
+        return Err(wrong(message));
+    }
+    let flag = |name: &str| gguf.flag(&format!("tokenizer.ggml.{name}"));
+    let charsmap = gguf.bytes("tokenizer.ggml.precompiled_charsmap")?;
+    let charsmap = charsmap.map(|table| hostile::charsmap(&table)).transpose();
+    let charsmap = charsmap.map_err(|message| wrong(format!("tokenizer.ggml.{message}")))?.flatten();
+    let prefix = flag("add_space_prefix")?.unwrap_or(false);
+    Ok(Rules {
+        algorithm: Algorithm::Unigram,
+        vocabulary,
+        scores,
+        byte_fallback: false,
+        prefix: if prefix { Prefix::Always } else { Prefix::Never },
+        drops_spaces: flag("remove_extra_whitespaces")?.unwrap_or(false),
+        charsmap,
+    })
+}
+
+fn scores<'a>(gguf: &'a Gguf, vocabulary: Vocabulary<'_>) -> Result<&'a [f64]> {
+    let scores = required(gguf, "tokenizer.ggml.scores", gguf.numbers("tokenizer.ggml.scores")?)?;
+    if scores.len() != vocabulary.tokens.len() {
+        let (tokens, scores) = (vocabulary.tokens.len(), scores.len());
+        let message = format!("tokenizer.ggml.scores: expected {tokens} entries, one a token, got {scores}");
+        return Err(Error::format(gguf.path(), message));
+    }
+    Ok(scores)
 }
 
 fn specials(gguf: &Gguf, vocabulary: Vocabulary<'_>) -> Result<Specials> {

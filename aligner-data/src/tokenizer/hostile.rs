@@ -3,6 +3,8 @@
 //! Checked before it reads one: that the table of a normalizer is as long as it says, since memory is taken for it
 //! first; that no chain of replacements makes much out of a little text; that a text has the same tokens each time.
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -52,7 +54,7 @@ fn growth(step: &Value) -> Result<f64, String> {
     let text = |key: &str| step.get(key).and_then(Value::as_str);
     // By their keys: the library takes these without a type too.
     if let Some(table) = text("precompiled_charsmap") {
-        return charsmap_growth(table);
+        return charsmap_growth(&charsmap_of(table)?);
     }
     if let (Some(pattern), Some(content)) = (step.get("pattern"), text("content")) {
         return Ok(match pattern.as_str().or_else(|| pattern.get("String")?.as_str()) {
@@ -80,35 +82,38 @@ fn growth(step: &Value) -> Result<f64, String> {
 
 /// The length of the longest normal form, in bytes. The table is a length in four bytes, a tree of so many bytes,
 /// and the forms, each of which ends with a zero.
-fn charsmap_growth(table: &str) -> Result<f64, String> {
-    let bytes = base64(table).ok_or("precompiled_charsmap: expected a text in base 64")?;
-    let tree = bytes.first_chunk().map(|len| u32::from_le_bytes(*len) as usize);
-    let Some(forms) = tree.filter(|&tree| tree > 0).and_then(|tree| bytes[4..].get(tree..)) else {
-        return Err(format!("precompiled_charsmap: its {} bytes are not as long as they say", bytes.len()));
+fn charsmap_growth(table: &[u8]) -> Result<f64, String> {
+    let tree = table.first_chunk().map(|len| u32::from_le_bytes(*len) as usize);
+    let Some(forms) = tree.filter(|&tree| tree > 0).and_then(|tree| table[4..].get(tree..)) else {
+        return Err(format!("precompiled_charsmap: its {} bytes are not as long as they say", table.len()));
     };
     Ok(forms.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as f64)
 }
 
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut held, mut bits) = (0_u32, 0);
-    for digit in text.trim_end_matches('=').bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        held = held << 6 | u32::from(value);
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            bytes.push((held >> bits) as u8);
-        }
+/// A table of normal forms that stands alone; an empty one is none.
+///
+/// # Errors
+/// A table that is not as long as it says, or makes much out of a little text.
+pub(super) fn charsmap(table: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    if table.is_empty() {
+        return Ok(None);
     }
-    Some(bytes)
+    let growth = charsmap_growth(table)?;
+    if growth > MOST_GROWTH {
+        return Err(format!(
+            "precompiled_charsmap: it has a form of {growth:.0} bytes, where {MOST_GROWTH} are allowed"
+        ));
+    }
+    Ok(Some(table.to_vec()))
+}
+
+/// A table in base 64, with or without padding.
+pub(super) fn charsmap_of(text: &str) -> Result<Vec<u8>, String> {
+    let config = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let decoded = GeneralPurpose::new(&alphabet::STANDARD, config).decode(text);
+    decoded.map_err(|error| format!("precompiled_charsmap: expected a text in base 64: {error}"))
 }
 
 #[cfg(test)]
@@ -144,10 +149,18 @@ mod tests {
     }
 
     #[test]
+    fn a_table_with_a_long_form_is_refused() {
+        let table = |form: usize| [&8_u32.to_le_bytes()[..], &[0; 8], &vec![b'a'; form], &[0]].concat();
+        assert_eq!(charsmap(&table(9)), Ok(Some(table(9))));
+        assert_eq!(charsmap(&[]), Ok(None));
+        assert!(charsmap(&table(20_000)).unwrap_err().contains("form of 20000 bytes"));
+    }
+
+    #[test]
     fn a_table_of_normal_forms_is_as_long_as_it_says() {
         let table = |text: &str| json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": text}});
         // Eight bytes of a tree, then "abc" and "d".
-        assert_eq!(charsmap_growth("CAAAAAAAAAAAAAAAYWJjAGQA"), Ok(3.0));
+        assert_eq!(charsmap_growth(&charsmap_of("CAAAAAAAAAAAAAAAYWJjAGQA").unwrap()), Ok(3.0));
         assert!(check(table("CAAAAAAAAAAAAAAAYWJjAGQA").to_string().as_bytes()).is_ok());
         for text in ["/////wAAAAA=", "AAAA", "", "?", "AAAAAAAA"] {
             assert!(fault(&table(text)).contains("precompiled_charsmap"), "{text}");

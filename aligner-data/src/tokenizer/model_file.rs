@@ -3,7 +3,6 @@
 mod protobuf;
 mod trained;
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use aligner_core::weights::read_whole;
@@ -14,7 +13,7 @@ use self::trained::Trained;
 use super::added::AddedTokens;
 use super::guarded;
 use super::parts::{Parts, build};
-use super::sentencepiece::{Prefix, Rules};
+use super::sentencepiece::{Prefix, Rules, check};
 use super::vocabulary::{CONTROL, Vocabulary};
 
 /// The largest file that is read, in bytes; the largest vocabularies take five million.
@@ -33,7 +32,7 @@ pub(super) fn read(
     let wrong = |message: String| Error::format(path, message);
     let mut trained = Trained::parse(&bytes).map_err(wrong)?;
     added.rename(&mut trained.pieces);
-    check(&trained).map_err(wrong)?;
+    check(&trained.pieces, &trained.scores).map_err(wrong)?;
     let roles = roles(&trained);
     let vocabulary = Vocabulary { tokens: &trained.pieces, types: &trained.types };
     let bos = bos(config, &roles).and_then(|token| {
@@ -54,21 +53,6 @@ pub(super) fn read(
     let built = guarded(|| build(parts, bos));
     let inner = built.map_err(|error| wrong(format!("no tokenizer can be built of it: {error}")))?;
     Ok((inner, roles))
-}
-
-/// What would make another tokenizer than the file describes.
-fn check(trained: &Trained) -> Result<(), String> {
-    let mut ids: HashMap<&str, usize> = HashMap::new();
-    for (id, piece) in trained.pieces.iter().enumerate() {
-        if let Some(first) = ids.insert(piece, id) {
-            return Err(format!("piece {piece:?} is there twice, as {first} and as {id}"));
-        }
-        let score = trained.scores[id];
-        if !score.is_finite() {
-            return Err(format!("piece {id}, {piece:?}: expected a finite score, got {score}"));
-        }
-    }
-    Ok(())
 }
 
 /// The tokens of the file's own roles, those of its training.

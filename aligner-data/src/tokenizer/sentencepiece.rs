@@ -1,10 +1,12 @@
-//! The rules of `SentencePiece` as the parts of a `tokenizer.json`: those of `tokenizer.model`, and of `llama` in
-//! GGUF.
+//! The rules of `SentencePiece` as the parts of a `tokenizer.json`: those of `tokenizer.model`, and of `llama` and `t5`
+//! in GGUF.
 //!
 //! The parts are those of transformers' conversion (`build_tokenizer_from_spm_proto`), so that ids are those of
 //! `SentencePiece` itself.
 
 mod merges;
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
@@ -46,6 +48,20 @@ pub(super) struct Rules<'a> {
     /// Whether spaces at both ends, and all but one of several, are dropped.
     pub(super) drops_spaces: bool,
     pub(super) charsmap: Option<Vec<u8>>,
+}
+
+/// What would make another tokenizer than these pieces describe.
+pub(super) fn check(pieces: &[String], scores: &[f64]) -> Result<(), String> {
+    let mut ids: HashMap<&str, usize> = HashMap::new();
+    for (id, (piece, score)) in pieces.iter().zip(scores).enumerate() {
+        if let Some(first) = ids.insert(piece, id) {
+            return Err(format!("piece {piece:?} is there twice, as {first} and as {id}"));
+        }
+        if !score.is_finite() {
+            return Err(format!("piece {id}, {piece:?}: expected a finite score, got {score}"));
+        }
+    }
+    Ok(())
 }
 
 impl Rules<'_> {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use aligner_core::weights::GgufValue;
 use aligner_data::{Message, Tokenizer};
 
+use crate::scene::golden;
+
 /// A GGUF file without tensors.
 #[derive(Default)]
 struct Metadata {
@@ -55,6 +57,12 @@ impl Metadata {
         for value in values {
             Self::string(&mut this.bytes, value);
         }
+        this
+    }
+
+    fn bytes(self, key: &str, values: &[u8]) -> Self {
+        let mut this = self.list(key, 0, values.len());
+        this.bytes.extend(values);
         this
     }
 
@@ -164,10 +172,29 @@ fn the_template_sees_the_special_tokens_of_the_metadata() {
 #[test]
 fn metadata_that_makes_no_tokenizer_is_named_by_key() {
     let gpt2 = || Metadata::default().text("tokenizer.ggml.model", "gpt2");
+    let t5 = |tokens: &[&str], scores: &[f32]| {
+        let types: Vec<i32> = (0..tokens.len()).map(|id| if id == 0 { 2 } else { 1 }).collect();
+        Metadata::default()
+            .text("tokenizer.ggml.model", "t5")
+            .texts(TOKENS, tokens)
+            .scores(scores)
+            .types(&types)
+    };
     for (metadata, expected) in [
         (Metadata::default(), "`tokenizer.ggml.tokens`"),
         (Metadata::default().texts(TOKENS, &["a"]).text("tokenizer.ggml.model", "bert"), "got bert"),
         (gpt2().texts(TOKENS, &["a"]), "`tokenizer.ggml.merges`"),
+        (
+            Metadata::default().text("tokenizer.ggml.model", "t5").texts(TOKENS, &["a"]).scores(&[0.0]),
+            "tokenizer.ggml.token_type: expected 2, the unknown token",
+        ),
+        (t5(&["<unk>", "a"], &[0.0]), "tokenizer.ggml.scores: expected 2 entries"),
+        (t5(&["<unk>", "a", "a"], &[0.0; 3]), "tokenizer.ggml.tokens: piece \"a\" is there twice"),
+        (t5(&["<unk>", "a"], &[0.0, f32::NAN]), "expected a finite score"),
+        (
+            t5(&["<unk>", "a"], &[0.0; 2]).bytes("tokenizer.ggml.precompiled_charsmap", &[9, 0, 0, 0, 1]),
+            "tokenizer.ggml.precompiled_charsmap: its 5 bytes",
+        ),
         (byte_level("unheard-of"), "got unheard-of"),
         (gpt2().texts(TOKENS, &["a"]).types(&[1, 1]), "expected 1 entries"),
         (byte_level("gpt-2").id("tokenizer.ggml.bos_token_id", 99), "expected an id below 9, got 99"),
@@ -190,6 +217,7 @@ fn again(tokenizer: &Tokenizer, rows: usize) -> Tokenizer {
         GgufValue::Flag(flag) => file.flag(key, *flag),
         GgufValue::Integer(id) => file.id(key, *id as u32),
         GgufValue::Texts(texts) => file.texts(key, &texts.iter().map(String::as_str).collect::<Vec<_>>()),
+        GgufValue::Bytes(bytes) => file.bytes(key, bytes),
         GgufValue::Integers(types) => file.types(&types.iter().map(|&kind| kind as i32).collect::<Vec<_>>()),
         GgufValue::Floats(scores) => {
             file.scores(&scores.iter().map(|&score| score as f32).collect::<Vec<_>>())
@@ -217,6 +245,29 @@ fn every_kind_of_tokenizer_comes_back_from_its_metadata() {
         // Rows without a token have a name that no text becomes.
         assert_eq!(back.id_token(19).as_deref(), Some("[PAD19]"));
     }
+}
+
+#[test]
+fn a_unigram_model_goes_through_metadata_as_it_came() {
+    let dir = golden().join("sentencepiece").join("unigram");
+    let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+    let written = tokenizer.gguf_metadata(tokenizer.vocab_size() + 3).unwrap();
+    let of = |key: &str| written.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    assert_eq!(of("tokenizer.ggml.model"), Some(&GgufValue::Text("t5".into())));
+    assert!(matches!(of("tokenizer.ggml.precompiled_charsmap"), Some(GgufValue::Bytes(_))));
+    let back = again(&tokenizer, tokenizer.vocab_size() + 3);
+    let cases: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.join("expected.json")).unwrap()).unwrap();
+    for case in cases.as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(back.encode(text).unwrap(), ids, "{text:?}");
+        assert_eq!(back.decode(&ids).unwrap(), tokenizer.decode(&ids).unwrap(), "{text:?}");
+    }
+    assert_eq!((back.bos(), back.eos(), back.pad()), (tokenizer.bos(), tokenizer.eos(), tokenizer.pad()));
+    let bytes = Tokenizer::from_dir(&golden().join("sentencepiece").join("unigram_bytes")).unwrap();
+    let message = bytes.gguf_metadata(bytes.vocab_size()).unwrap_err().to_string();
+    assert!(message.contains("falls back to bytes"), "{message}");
 }
 
 #[test]

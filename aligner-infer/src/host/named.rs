@@ -4,12 +4,13 @@
 use aligner_core::model::Linear;
 use aligner_core::ops::rows::{Product, products};
 
+use super::saved::scatter;
 use super::{Pass, Rows};
 use crate::adapters::Addition;
 
 impl Pass<'_> {
     /// The adapter of each of `count` rows: of all of the batch's, or of those whose logits are asked for.
-    fn owners(&self, count: usize) -> Vec<Option<usize>> {
+    pub(super) fn owners(&self, count: usize) -> Vec<Option<usize>> {
         let batch = self.batch;
         if count == batch.owners.len() {
             return batch.owners.clone();
@@ -33,10 +34,7 @@ impl Pass<'_> {
             } else if !own.is_empty() {
                 let (gathered, mut sums) = (self.gathered(x, &own), self.gathered(out, &own));
                 self.add(&gathered, addition, &mut sums);
-                for (sum, &row) in sums.values().chunks_exact(sums.columns.max(1)).zip(&own) {
-                    let columns = out.columns;
-                    out.values_mut()[row * columns..][..columns].copy_from_slice(sum);
-                }
+                scatter(sums.values(), &own, out.values_mut());
                 self.recycle(gathered);
                 self.recycle(sums);
             }
@@ -60,14 +58,5 @@ impl Pass<'_> {
         for row in out.values_mut().chunks_exact_mut(gains.len().max(1)) {
             row.iter_mut().zip(gains).for_each(|(value, gain)| *value *= gain);
         }
-    }
-
-    /// Some rows, one after the other.
-    fn gathered(&mut self, x: &Rows, rows: &[usize]) -> Rows {
-        let mut own = self.rows(rows.len(), x.columns);
-        for (own, &row) in own.values_mut().chunks_exact_mut(x.columns.max(1)).zip(rows) {
-            own.copy_from_slice(&x.values()[row * x.columns..][..x.columns]);
-        }
-        own
     }
 }

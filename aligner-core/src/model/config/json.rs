@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, spelled};
-use super::{ModelConfig, RopeConfig};
+use super::{ModelConfig, RopeConfig, grids};
 use crate::model::{Family, MODEL_TYPES};
 use crate::ops::Activation;
 use crate::{Error, Result};
@@ -52,7 +52,7 @@ fn neutral_values() -> [(&'static str, Value); 35] {
         ("shared_expert_intermediate_size", Value::Null),
         ("router_jitter_noise", json!(0.0)),
         ("text_config", Value::Null),
-        ("quantization_config", Value::Null),
+        ("compression_config", Value::Null),
     ]
 }
 
@@ -72,6 +72,7 @@ impl ModelConfig {
         };
         let mut fields = fields.spelled(family.keys.spelling);
         refuse_changed_mathematics(family, &mut fields);
+        fields.problems.extend(grids(object).err());
         let mut config = read(family, &mut fields, value);
         (family.keys.read)(&mut fields, &mut config);
         let mut problems = fields.problems;
@@ -291,8 +292,17 @@ fn read(family: &'static Family, fields: &mut Fields<'_>, value: &Value) -> Mode
         pad_token_id: fields.token("pad_token_id"),
         num_labels: read_labels(family, fields),
         adapter: None,
-        extra: value.clone(),
+        extra: unquantized(value),
     }
+}
+
+/// What is kept for writing: weights are decoded as they are read, and what is written of them is plain numbers.
+fn unquantized(value: &Value) -> Value {
+    let mut value = value.clone();
+    if let Some(object) = value.as_object_mut() {
+        object.shift_remove("quantization_config");
+    }
+    value
 }
 
 /// Outputs of the scalar head, where `architectures` names one.

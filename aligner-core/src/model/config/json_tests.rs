@@ -67,6 +67,16 @@ fn settings_that_change_the_mathematics_are_refused_and_harmless_ones_ignored() 
 }
 
 #[test]
+fn what_is_written_of_a_quantised_configuration_is_plain() {
+    let fp8 = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let config = read_config(&json!({"quantization_config": fp8, "whatever": 7})).unwrap();
+    let written = config.to_json();
+    assert_eq!((written.get("quantization_config"), &written["whatever"]), (None, &json!(7)));
+    let message = message(&json!({"quantization_config": {"quant_method": "awq"}, "num_hidden_layers": 0}));
+    assert!(message.contains("\"awq\"") && message.contains("num_hidden_layers"), "{message}");
+}
+
+#[test]
 fn end_tokens_may_be_one_many_or_none() {
     let eos = |value: Value| read_config(&json!({"eos_token_id": value})).unwrap().eos_token_ids;
     assert_eq!(eos(json!(2)), [2]);

@@ -11,6 +11,8 @@ pub enum GgufValue {
     Flag(bool),
     /// A string.
     Text(String),
+    /// An array of bytes, to be written; read, they are integers.
+    Bytes(Vec<u8>),
     /// An array of integers.
     Integers(Vec<i64>),
     /// An array of floats.
@@ -31,6 +33,7 @@ impl GgufValue {
             Self::Float(number) => format!("the number {number}"),
             Self::Flag(flag) => format!("{flag}"),
             Self::Text(_) => "a string".into(),
+            Self::Bytes(bytes) => format!("an array of {} bytes", bytes.len()),
             Self::Integers(numbers) => format!("an array of {} integers", numbers.len()),
             Self::Floats(numbers) => format!("an array of {} numbers", numbers.len()),
             Self::Flags(flags) => format!("an array of {} booleans", flags.len()),

@@ -235,6 +235,10 @@ fn put_typed(out: &mut Vec<u8>, value: &GgufValue) {
             kind(out, 8);
             put_text(out, text);
         }
+        GgufValue::Bytes(bytes) => {
+            list(out, 0, bytes.len());
+            out.extend(bytes);
+        }
         GgufValue::Integers(numbers) => {
             let small: Option<Vec<i32>> = numbers.iter().map(|&number| i32::try_from(number).ok()).collect();
             list(out, if small.is_some() { 5 } else { 11 }, numbers.len());

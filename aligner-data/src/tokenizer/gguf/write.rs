@@ -1,5 +1,7 @@
 //! GGUF's metadata of a tokenizer.
 
+mod unigram;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use aligner_core::weights::{Gguf, GgufValue};
@@ -32,10 +34,14 @@ pub(in crate::tokenizer) fn metadata(tokenizer: &Tokenizer, rows: usize) -> Resu
     let json = call(|| tokenizer.inner.to_string(false))?;
     let json: Value = serde_json::from_str(&json).map_err(|error| refused(error.to_string()))?;
     let kind = json["model"]["type"].as_str().unwrap_or("none");
-    if kind != "BPE" {
-        return Err(refused(format!("its model is {kind}; known is BPE, on bytes and as in SentencePiece")));
+    if !["BPE", "Unigram"].contains(&kind) {
+        let known = "known are BPE, on bytes and as in SentencePiece, and Unigram";
+        return Err(refused(format!("its model is {kind}; {known}")));
     }
     let vocabulary = Vocabulary::of(tokenizer, &json, rows)?;
+    if kind == "Unigram" {
+        return unigram::metadata(tokenizer, &json, &vocabulary);
+    }
     let merges = merges(&json)?;
     let bytes_apart = json["model"]["byte_fallback"].as_bool().unwrap_or(false);
     if bytes_apart {
@@ -132,13 +138,14 @@ impl Vocabulary {
         }
         let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
         let mut types = vec![UNUSED; rows];
-        let unknown = json["model"]["unk_token"].as_str();
+        let model = &json["model"];
         for (token, id) in tokenizer.inner.get_vocab(true) {
             let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-            types[id as usize] = match unknown {
-                Some(unknown) if unknown == token => UNKNOWN,
-                _ if is_byte && json["model"]["byte_fallback"] == true => BYTE,
-                _ => NORMAL,
+            let is_unknown = model["unk_token"] == token.as_str() || model["unk_id"] == id;
+            types[id as usize] = match is_unknown {
+                true => UNKNOWN,
+                false if is_byte && model["byte_fallback"] == true => BYTE,
+                false => NORMAL,
             };
             tokens[id as usize] = token;
         }

@@ -3,6 +3,7 @@
 //! Field numbers and defaults are those of `sentencepiece_model.proto` in `SentencePiece`'s repository.
 
 use super::protobuf::{Held, Message};
+use crate::tokenizer::hostile::charsmap;
 use crate::tokenizer::sentencepiece::Algorithm;
 use crate::tokenizer::vocabulary::{NORMAL, UNKNOWN};
 
@@ -146,18 +147,6 @@ fn algorithm(number: u64) -> Result<Algorithm, String> {
             Err(format!("model_type: expected UNIGRAM or BPE, got {name}"))
         }
     }
-}
-
-/// A table of normal forms: the length of its first part, in bytes, and its parts.
-fn charsmap(table: &[u8]) -> Result<Option<Vec<u8>>, String> {
-    if table.is_empty() {
-        return Ok(None);
-    }
-    let first = table.first_chunk().map(|len| u32::from_le_bytes(*len) as usize);
-    if first.is_none_or(|first| first == 0 || first > table.len() - 4) {
-        return Err(format!("precompiled_charsmap: its {} bytes are not as long as they say", table.len()));
-    }
-    Ok(Some(table.to_vec()))
 }
 
 /// A table for the way back would change decoded text.

@@ -62,9 +62,6 @@ impl Keys<'_> {
             let normalized = flags.iter().find(|(key, _)| *key == "norm_topk_prob").is_none_or(|(_, is)| *is);
             self.refuse_unless_flag("expert_weights_norm", normalized)?;
         }
-        if let Some(parts) = self.file.size("split.count")?.filter(|&parts| parts > 1) {
-            self.problems.push(format!("key split.count: one of {parts} parts; merge them into one file"));
-        }
         let full = self.full("rope.scaling.type");
         if let Some(kind) = self.file.text(&full)?.filter(|&kind| kind != "none") {
             let known = "known are \"none\", and Llama 3's in the tensor rope_freqs.weight";
