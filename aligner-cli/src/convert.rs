@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use aligner_core::weights::{
-    Checkpoint, Gguf, GgufDtype, GgufValue, SaveDtype, gguf_name, save_checkpoint, save_gguf,
+    Checkpoint, GgufDtype, GgufValue, SaveDtype, gguf_name, save_checkpoint, save_gguf,
 };
 use aligner_core::{Error, Result};
 use aligner_data::Tokenizer;
@@ -137,12 +137,11 @@ fn check_output(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a further file of a model in several.
+/// Refuses to write over a file of weights that is read, wherever it lies.
 fn check_files(checkpoint: &Checkpoint, output: &Path) -> anyhow::Result<()> {
-    let files = checkpoint.gguf().into_iter().flat_map(Gguf::files);
-    let output = output.canonicalize().ok();
-    let same = files.filter_map(|file| file.canonicalize().ok()).find(|file| Some(file) == output.as_ref());
-    let Some(file) = same else { return Ok(()) };
+    let Ok(output) = output.canonicalize() else { return Ok(()) };
+    let files = checkpoint.files().into_iter().filter_map(|file| file.canonicalize().ok());
+    let Some(file) = files.into_iter().find(|file| file.starts_with(&output)) else { return Ok(()) };
     Err(Usage(format!("--output: {} is a part of the model that is read", file.display())).into())
 }
 

@@ -71,6 +71,19 @@ fn a_model_in_several_files_is_used_as_one() {
 }
 
 #[test]
+fn weights_that_lie_where_they_would_be_replaced_are_refused() {
+    let scene = Scene::new();
+    copy_dir(&scene.path("model"), &scene.path("links"));
+    let link = scene.path("links/model.safetensors");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(scene.path("model/model.safetensors"), &link).unwrap();
+    let before = tensors(&scene, "model");
+    let call = ["convert", "links", "-o", "model", "--force", "--dtype", "bf16"];
+    scene.aligner(&call).fails(2, &["model/model.safetensors", "a part of the model that is read"]);
+    assert_eq!(tensors(&scene, "model"), before);
+}
+
+#[test]
 fn other_number_types_are_smaller_and_load() {
     let scene = Scene::new();
     let size = |path: &str| scene.bytes(path).len();

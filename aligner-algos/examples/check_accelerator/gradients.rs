@@ -34,7 +34,7 @@ const SCALE: f32 = 4.0;
 const BOUNDS: [f32; 2] = [1e-3, 0.1];
 
 /// Two answers to one prompt, and a text that is longer than the windows of the models that have one.
-pub(crate) fn batch() -> Result<Batch> {
+fn batch() -> Result<Batch> {
     let answers = [vec![17, 9, 100, 44], vec![5, 6]].map(|answer| Sample::response(&[8, 120, 7], &answer));
     let pair = Group { id: "pair".into(), samples: answers.into(), ..Group::default() };
     let long: Vec<u32> = (0..14).map(|at| 3 + at * 23 % 100).collect();

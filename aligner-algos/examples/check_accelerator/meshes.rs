@@ -11,7 +11,7 @@ use aligner_core::{
 use aligner_parallel::{Cut, Mesh, MeshAdamW, MeshComms, ParallelLm, PipelineSchedule, Solo, ThreadComm};
 use serde_json::json;
 
-use crate::gradients::{batch, fresh, grown, loss, moved, relative};
+use crate::gradients::{fresh, grown, loss, moved, relative};
 use crate::training::{Place, SMALL_MEMORY};
 
 /// Largest error of the loss and of the gradient's norm, and of log-probabilities and of a gradient over the largest
@@ -40,9 +40,9 @@ const CUT: Cut = Cut {
 const ONE: Layout = Layout { name: "one", mesh: [1; 5], cut: CUT, shard_optimizer: false };
 
 const LAYOUTS: [Layout; 6] = [
+    Layout { name: "cp", mesh: [1, 2, 1, 1, 1], ..ONE },
     Layout { name: "tp", mesh: [2, 1, 1, 1, 1], ..ONE },
     Layout { name: "tp, rows", mesh: [2, 1, 1, 1, 1], cut: Cut { sequence: true, ..CUT }, ..ONE },
-    Layout { name: "cp", mesh: [1, 2, 1, 1, 1], ..ONE },
     Layout { name: "pp", mesh: [1, 1, 1, 1, 2], ..ONE },
     Layout { name: "dp, optimizer", mesh: [1, 1, 1, 2, 1], shard_optimizer: true, ..ONE },
     Layout {
@@ -106,9 +106,7 @@ fn outcome(
 ) -> Result<Outcome> {
     let comms = MeshComms::new(Mesh::new(layout.mesh)?, comm)?;
     let mut policy = ParallelLm::new(&moved(model, device)?, &comms, layout.cut)?;
-    let text: Vec<u32> = (0..9).map(|at| 5 + at * 31 % 100).collect();
-    let text = Group::single("second", Sample::new(text.clone(), vec![true; text.len()]));
-    let both = [batch()?, Batch::collate([&text])?];
+    let both = batches()?;
     let logps = to_vec(policy.forward(&both[0], Needs::NOTHING)?.logps()?);
     if !with_step {
         return Ok(Outcome { logps, step: None });
@@ -124,6 +122,17 @@ fn outcome(
     optimizer.step(policy.params_mut(), &gradients.values, STEP, 1.0)?;
     let moves = moves(model.params(), &policy.whole()?);
     Ok(Outcome { logps, step: Some(Step { loss: sum[0], norm, moves }) })
+}
+
+/// Two answers to one prompt, and a text, all long enough that each rank has several rows of each.
+fn batches() -> Result<[Batch; 2]> {
+    let tokens = |count: u32, step: u32| (0..count).map(|at| 5 + at * step % 100).collect::<Vec<u32>>();
+    let prompt = tokens(16, 7);
+    let answers = [tokens(16, 11), tokens(24, 13)].map(|answer| Sample::response(&prompt, &answer));
+    let pair = Group { id: "pair".into(), samples: answers.into(), ..Group::default() };
+    let text = tokens(32, 31);
+    let text = Group::single("text", Sample::new(text.clone(), vec![true; text.len()]));
+    Ok([Batch::collate([&pair])?, Batch::collate([&text])?])
 }
 
 fn moves(before: &ParamSet, after: &ParamSet) -> Vec<(String, Vec<f32>)> {

@@ -78,6 +78,14 @@ impl Checkpoint {
         }
     }
 
+    /// The files of weights that are read.
+    pub fn files(&self) -> Vec<&Path> {
+        match &self.store {
+            Store::Gguf { file, .. } => file.files().collect(),
+            Store::Files(files) => files.paths().collect(),
+        }
+    }
+
     /// The tensors' names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let (owned, mapped) = match &self.store {

@@ -51,6 +51,13 @@ impl TensorFile {
         Ok(Self::Safetensors(SafetensorsFile::open(path)?))
     }
 
+    fn path(&self) -> &Path {
+        match self {
+            Self::Safetensors(file) => file.path(),
+            Self::Pytorch(file) => file.path(),
+        }
+    }
+
     fn names(&self) -> Vec<String> {
         match self {
             Self::Safetensors(file) => file.names().map(str::to_string).collect(),
@@ -118,6 +125,10 @@ impl Files {
             files.scales = files.take_scales(&path, grids)?;
         }
         Ok(files)
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.opened.iter().map(TensorFile::path)
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {

@@ -75,6 +75,10 @@ impl PytorchFile {
         self.tensors.keys().map(String::as_str)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        self.source.path()
+    }
+
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|(tensor, _)| tensor.shape.as_slice())
     }

@@ -51,6 +51,10 @@ impl SafetensorsFile {
         self.tensors.get(name).map(|info| info.shape.as_slice())
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        self.source.path()
+    }
+
     /// Whether a tensor's elements are floating point in eight bits.
     pub(crate) fn is_eight_bits(&self, name: &str) -> bool {
         self.tensors.get(name).is_some_and(|info| matches!(info.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2))

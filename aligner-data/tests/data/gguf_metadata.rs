@@ -265,6 +265,17 @@ fn a_unigram_model_goes_through_metadata_as_it_came() {
         assert_eq!(back.decode(&ids).unwrap(), tokenizer.decode(&ids).unwrap(), "{text:?}");
     }
     assert_eq!((back.bos(), back.eos(), back.pad()), (tokenizer.bos(), tokenizer.eos(), tokenizer.pad()));
+    // What the metadata has no place for.
+    let saved = tempfile::tempdir().unwrap();
+    tokenizer.save(saved.path()).unwrap();
+    let path = saved.path().join("tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let quotes = serde_json::json!({"type": "Replace", "pattern": {"String": "``"}, "content": "\""});
+    json["normalizer"] = serde_json::json!({"type": "Sequence", "normalizers": [quotes, json["normalizer"]]});
+    std::fs::write(&path, json.to_string()).unwrap();
+    let replacing = Tokenizer::from_dir(saved.path()).unwrap();
+    let message = replacing.gguf_metadata(replacing.vocab_size()).unwrap_err().to_string();
+    assert!(message.contains("read again, it splits") && message.contains("``"), "{message}");
     let bytes = Tokenizer::from_dir(&golden().join("sentencepiece").join("unigram_bytes")).unwrap();
     let message = bytes.gguf_metadata(bytes.vocab_size()).unwrap_err().to_string();
     assert!(message.contains("falls back to bytes"), "{message}");

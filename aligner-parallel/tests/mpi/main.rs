@@ -90,11 +90,15 @@ fn layouts_compute_what_one_rank_does() {
 fn parity(comm: &Arc<dyn Communicator>) {
     let layouts =
         [&layouts::TENSOR[..], &layouts::CONTEXT, &layouts::PIPELINE, &layouts::DATA, &layouts::MIXED];
-    for case in Case::ALL {
+    let layouts = layouts.concat();
+    for case in Case::ALL.into_iter().chain([Case::Deep]) {
         let expected = case.on_one();
-        let experts = if case == Case::Mixture { &layouts::EXPERT[..] } else { &[] };
-        let all = layouts.concat().into_iter().chain(experts.iter().copied());
-        for layout in all.filter(|layout| layout.ranks() == RANKS) {
+        let all = match case {
+            Case::Deep => layouts::DEEP.to_vec(),
+            Case::Mixture => [&layouts[..], &layouts::EXPERT].concat(),
+            _ => layouts.clone(),
+        };
+        for layout in all.into_iter().filter(|layout| layout.ranks() == RANKS) {
             let what = format!("{case:?} on {layout:?}, rank {}", comm.rank());
             match case.outcome(layout, comm.clone()) {
                 Ok(outcome) => outcome.compare(&expected, &what),

@@ -104,6 +104,11 @@ impl Files {
             ));
         };
         let (block, across) = (grid.block([rows, columns]), grid.shape([rows, columns])[1]);
+        if grids.iter().filter(fits).any(|other| other.block([rows, columns]) != block) {
+            return Err(format!(
+                "tensor {name}: several groups of quantization_config fit its shape {got:?}"
+            ));
+        }
         Ok(Scale { name: name.to_owned(), owner, columns, block, across })
     }
 }

@@ -45,7 +45,7 @@ pub(in crate::tokenizer) fn metadata(tokenizer: &Tokenizer, rows: usize) -> Resu
     let merges = merges(&json)?;
     let bytes_apart = json["model"]["byte_fallback"].as_bool().unwrap_or(false);
     if bytes_apart {
-        return sentencepiece(tokenizer, &vocabulary, &merges);
+        return sentencepiece(tokenizer, &json, &vocabulary, &merges);
     }
     let name = byte_level::name_of(&json).ok_or_else(|| {
         let known = byte_level::NAMES.join(", ");
@@ -60,22 +60,32 @@ pub(in crate::tokenizer) fn metadata(tokenizer: &Tokenizer, rows: usize) -> Resu
     let merges = merges.into_iter().map(|[left, right]| format!("{left} {right}")).collect();
     metadata.push(("tokenizer.ggml.merges".into(), GgufValue::Texts(merges)));
     metadata.extend(roles(tokenizer));
-    let read = read_again(&metadata)?;
-    match difference(tokenizer, &read) {
-        None => Ok(metadata),
-        Some(probe) => Err(refused(format!("read again, it splits {probe:?} into other tokens"))),
+    let (read, probes) = (read_again(&metadata)?, Probes::of(&json));
+    match probes.difference(tokenizer, &read) {
+        None => {
+            probes.warn_of_spaces(tokenizer, &read);
+            Ok(metadata)
+        }
+        Some(place) => Err(probes.refused(place)),
     }
 }
 
 /// Scores in place of merges: those of a token come the earlier, the better its score.
-fn sentencepiece(tokenizer: &Tokenizer, vocabulary: &Vocabulary, merges: &[[String; 2]]) -> Result<Metadata> {
+fn sentencepiece(
+    tokenizer: &Tokenizer,
+    json: &Value,
+    vocabulary: &Vocabulary,
+    merges: &[[String; 2]],
+) -> Result<Metadata> {
+    let probes = Probes::of(json);
     let mut ranks = BTreeMap::new();
     for (rank, [left, right]) in merges.iter().enumerate() {
         ranks.entry(format!("{left}{right}")).or_insert(rank);
     }
     let score = |token: &String| ranks.get(token).map_or(NEVER, |&rank| -(rank as f64));
     let scores: Vec<f64> = vocabulary.tokens.iter().map(score).collect();
-    let mut found = None;
+    // Of the ways that there are, the one that fits best says what is wrong.
+    let mut farthest = 0;
     for prefix in [true, false] {
         let mut metadata = vec![
             text("tokenizer.ggml.model", "llama"),
@@ -88,13 +98,13 @@ fn sentencepiece(tokenizer: &Tokenizer, vocabulary: &Vocabulary, merges: &[[Stri
         metadata.extend(roles(tokenizer));
         let read = read_again(&metadata)?;
         check_merges(merges, &read)?;
-        found = difference(tokenizer, &read);
-        if found.is_none() {
+        let Some(place) = probes.difference(tokenizer, &read) else {
+            probes.warn_of_spaces(tokenizer, &read);
             return Ok(metadata);
-        }
+        };
+        farthest = farthest.max(place);
     }
-    let probe = found.unwrap_or_default();
-    Err(refused(format!("read again, it splits {probe:?} into other tokens")))
+    Err(probes.refused(farthest))
 }
 
 /// The merges that follow from the scores must be the same, and make the same tokens in the same order.
@@ -200,15 +210,69 @@ fn read_again(metadata: &Metadata) -> Result<Tokenizer> {
     of_metadata(&Gguf::unwritten("tokenizer".as_ref(), metadata.iter().cloned(), []))
 }
 
-/// A text that the two do not read alike.
-fn difference(one: &Tokenizer, other: &Tokenizer) -> Option<&'static str> {
-    let differs = |text: &&&str| {
+/// Texts that two tokenizers must read alike to be the same.
+struct Probes {
+    texts: Vec<String>,
+    /// Tokens that stand beside the vocabulary, each with spaces around it.
+    spaced: Vec<(String, String)>,
+}
+
+impl Probes {
+    /// Those of all, and what a tokenizer itself speaks of: the texts that it replaces, and its added tokens.
+    fn of(json: &Value) -> Self {
+        let mut texts: Vec<String> = PROBES.map(String::from).to_vec();
+        replaced(&json["normalizer"], &mut texts);
+        let added: Vec<&str> = json["added_tokens"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|added| added["content"].as_str())
+            .collect();
+        texts.extend(added.iter().map(|token| format!("x{token}y{token}{token}")));
+        let spaced =
+            added.iter().map(|token| ((*token).to_owned(), format!("x {token} y{token}\n"))).collect();
+        Self { texts, spaced }
+    }
+
+    /// The place of a text that the two do not read alike.
+    fn difference(&self, one: &Tokenizer, other: &Tokenizer) -> Option<usize> {
         let specials = one.specials.names.values().filter_map(Value::as_str).collect::<String>();
-        let whole = format!("{specials}{text}");
-        [text, whole.as_str()].iter().any(|text| match (one.encode(text), other.encode(text)) {
-            (Ok(one), Ok(other)) => one != other,
-            _ => true,
-        })
-    };
-    PROBES.iter().find(differs).copied()
+        let differs = |text: &&String| {
+            let whole = format!("{specials}{text}");
+            [text.as_str(), whole.as_str()].iter().any(|text| differ(one, other, text))
+        };
+        self.texts.iter().position(|text| differs(&text))
+    }
+
+    /// Says which text has other tokens, by its place.
+    fn refused(&self, place: usize) -> Error {
+        refused(format!("read again, it splits {:?} into other tokens", self.texts[place]))
+    }
+
+    /// GGUF has no place for spaces that a token takes: its readers go by the model's name, if at all.
+    fn warn_of_spaces(&self, one: &Tokenizer, other: &Tokenizer) {
+        let differs = |(_, text): &&(String, String)| differ(one, other, text);
+        let tokens: Vec<&str> = self.spaced.iter().filter(differs).map(|(token, _)| token.as_str()).collect();
+        if let Some(first) = tokens.first() {
+            let count = tokens.len();
+            tracing::warn!(
+                "GGUF cannot say that {first:?} ({count} such tokens) takes spaces beside it: its readers split those apart"
+            );
+        }
+    }
+}
+
+fn differ(one: &Tokenizer, other: &Tokenizer, text: &str) -> bool {
+    match (one.encode(text), other.encode(text)) {
+        (Ok(one), Ok(other)) => one != other,
+        _ => true,
+    }
+}
+
+/// Texts with what a normalizer, and those that it is made of, replace.
+fn replaced(normalizer: &Value, texts: &mut Vec<String>) {
+    if let Some(pattern) = normalizer["pattern"]["String"].as_str() {
+        texts.push(format!("x{pattern}y {pattern}"));
+    }
+    normalizer["normalizers"].as_array().into_iter().flatten().for_each(|inner| replaced(inner, texts));
 }

@@ -4,7 +4,7 @@ use aligner_core::Result;
 use aligner_core::weights::GgufValue;
 use serde_json::Value;
 
-use super::{Metadata, Vocabulary, difference, read_again, refused, roles, text};
+use super::{Metadata, Probes, Vocabulary, read_again, refused, roles, text};
 use crate::Tokenizer;
 use crate::tokenizer::hostile::charsmap_of;
 use crate::tokenizer::vocabulary::UNUSED;
@@ -23,7 +23,8 @@ pub(super) fn metadata(tokenizer: &Tokenizer, json: &Value, vocabulary: &Vocabul
         return Err(refused("it has several tables of normal forms"));
     }
     let charsmap = charsmaps.pop();
-    let mut found = None;
+    let probes = Probes::of(json);
+    let mut farthest = 0;
     for (prefix, drops_spaces) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut metadata = vec![
             text("tokenizer.ggml.model", "t5"),
@@ -37,13 +38,14 @@ pub(super) fn metadata(tokenizer: &Tokenizer, json: &Value, vocabulary: &Vocabul
         let table = charsmap.clone().map(GgufValue::Bytes);
         metadata.extend(table.map(|table| ("tokenizer.ggml.precompiled_charsmap".into(), table)));
         metadata.extend(roles(tokenizer));
-        found = difference(tokenizer, &read_again(&metadata)?);
-        if found.is_none() {
+        let read = read_again(&metadata)?;
+        let Some(place) = probes.difference(tokenizer, &read) else {
+            probes.warn_of_spaces(tokenizer, &read);
             return Ok(metadata);
-        }
+        };
+        farthest = farthest.max(place);
     }
-    let probe = found.unwrap_or_default();
-    Err(refused(format!("read again, it splits {probe:?} into other tokens")))
+    Err(probes.refused(farthest))
 }
 
 /// Those of the pieces; 0 for tokens beside them, which are cut out of the text before.
