@@ -174,7 +174,7 @@ impl<B: Plain> Backward<B, INPUTS> for Joined {
         let of_inputs = call.sizes.iter().zip(call.gradients(grad));
         for (parent, (&size, of_input)) in ops.parents.into_iter().zip(of_inputs) {
             let Some(node) = parent else { continue };
-            let of_input = of_input.to_device(&device).reshape(size).into_dispatch();
+            let of_input = without_graph(&of_input).to_device(&device).reshape(size).into_dispatch();
             let of_input = B::unwrap(of_input.kind).expect("a tensor on the device of this backend");
             grads.register::<B>(node.id, of_input);
         }

@@ -84,6 +84,13 @@ impl Pass<'_> {
     pub(super) fn logits(&mut self, x: &Rows, out: &mut [f32]) {
         let (weights, adapters, head) = (self.weights, self.adapters, self.weights.head_id());
         let own = adapters.saving(&[head]);
+        if own.is_empty() {
+            return products(
+                x.values(),
+                x.count,
+                [Product { weight: weights.head(), bias: None, out, add: false }],
+            );
+        }
         let own_of = |owner: Option<usize>| owner.filter(|owner| own.contains(owner));
         let owners: Vec<Option<usize>> = self.owners(x.count).into_iter().map(own_of).collect();
         for owner in own.iter().copied().map(Some).chain([None]) {

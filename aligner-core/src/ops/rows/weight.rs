@@ -482,15 +482,17 @@ mod tests {
     use super::*;
     use crate::ops::testing::values;
 
+    fn multiplied(x: &[f32], rows: usize, weight: Weight<'_>) -> Vec<f32> {
+        let mut out = vec![0.0; rows * weight.shape()[0]];
+        products(x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
+        out
+    }
+
     #[test]
     fn packed_products_are_those_of_the_unpacked_values_in_several_runs_too() {
         let (rows, inputs, outputs) = (12, 1600, 12);
         let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
-        let run = |weight: Weight<'_>| {
-            let mut out = vec![0.0; rows * outputs];
-            products(&x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
-            out
-        };
+        let run = |weight: Weight<'_>| multiplied(&x, rows, weight);
         for kind in [PackedKind::Bf16, PackedKind::Int8, PackedKind::Int4, PackedKind::Nf4] {
             let packed = PackedWeight::pack(&w, [outputs, inputs], kind);
             let values = packed.unpacked();
@@ -502,11 +504,7 @@ mod tests {
     fn packed_products_are_as_close_as_their_format() {
         let (rows, inputs, outputs) = (3, 128, 50);
         let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
-        let run = |weight: Weight<'_>| {
-            let mut out = vec![0.0; rows * outputs];
-            products(&x, rows, [Product { weight, bias: None, out: &mut out, add: false }]);
-            out
-        };
+        let run = |weight: Weight<'_>| multiplied(&x, rows, weight);
         let exact = run(Weight::F32(F32::new(&w, outputs, inputs)));
         let norm = exact.iter().map(|v| v * v).sum::<f32>().sqrt();
         for (kind, limit, bytes) in [
